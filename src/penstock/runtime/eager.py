@@ -11,7 +11,7 @@ import math
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -77,6 +77,7 @@ class EagerTask:
     audits:   where steps are kept that the plain loop makes again; None: none is.
     laws:     of what forward writes; where they are needed and None, every rank finds them.
     forgets:  whether it goes on without what the checkpoint does not hold.
+    beside:   tells by place what the job keeps elsewhere, for its checkpoints to be compared.
     """
 
     job: Job
@@ -92,6 +93,7 @@ class EagerTask:
     policy: SavePolicy = SavePolicy()  # noqa: RUF009 - a frozen record
     audits: Audits | None = None
     forgets: bool = False
+    beside: Callable[[], Mapping[str, str]] | None = None
 
 
 def replicas_of(job: Job, most: int, laws: Laws | None = None) -> int:
@@ -244,7 +246,7 @@ class EagerRank:
 
     def __init__(self, task: EagerTask, transport: Transport) -> None:
         self.job, self.transport, self.rank = task.job, transport, transport.rank
-        self.chance, self.forgets = chance(), task.forgets
+        self.chance, self.forgets, self.beside = chance(), task.forgets, task.beside
         self.alone = transport.num_ranks == 1 or task.job.buffers == "per replica"
         laws = task.laws  # trying them builds a model, which is not to be the newest
         laws = buffer_laws(task.job) if laws is None and not self.alone else laws
@@ -457,6 +459,8 @@ class EagerRank:
         put_named(self.job, self.model, tensors, plain)
         if len(self.everyone) == 1 and is_moved(self.chance):
             put_chance(tensors, plain)
+        if self.beside is not None:
+            plain |= self.beside()
         return tensors, plain
 
     def held(self) -> dict[str, Tensor]:

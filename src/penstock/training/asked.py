@@ -55,6 +55,12 @@ _CHANCE = {os.urandom, getattr(os, "getrandom", os.urandom)}
 _MACHINE = {os.getpid, socket.gethostname, os.getloadavg, os.times, gc.get_count, gc.get_stats}
 
 
+def text_of(line: Line) -> str:
+    """Return a line with its path as one would write it here."""
+    path, here = Path(line[0]), Path.cwd()
+    return f"{path.relative_to(here) if path.is_relative_to(here) else path}:{line[1]}"
+
+
 @cache
 def is_ours(file: str) -> bool:
     """Return whether code of this file belongs to the job."""

@@ -22,10 +22,11 @@ from penstock.runtime.measured import measured_laws
 from penstock.runtime.optimizer import remembers, undividable
 from penstock.search import Fixed
 from penstock.training.data_check import DataFound, check_data
-from penstock.training.impure import begun_anew, describe, impurities
+from penstock.training.impure import begun_anew, describe, looked_at
 from penstock.training.outside import NOTES, noting
 from penstock.training.rated import rate_of
 from penstock.training.streams import refusal, replaced_streams, streams_read
+from penstock.training.unsaved import Key, Unsaved
 from penstock.typed import typed
 
 
@@ -40,12 +41,16 @@ class Examined:
     begins:       digest of the first micro-batch, where the data was found to be right.
     mend:         what to do for a plan to be made.
     forgets:      what a run that goes on from a checkpoint would begin anew, each with its line.
+    beside:       what it keeps where no checkpoint looks: whether that is lost is to be tried.
+    keys:         of the functions that keep it, and of the others that ran.
     """
 
     one_process: str = ""
     no_plan: str = ""
     mend: str = ""
     forgets: tuple[str, ...] = ()
+    beside: tuple[Unsaved, ...] = ()
+    keys: tuple[Key, ...] = ()
     laws: Mapping[str, BufferLaw] = field(default_factory=dict[str, BufferLaw])
     failed: str = ""
     begins: str = ""
@@ -110,9 +115,11 @@ def bounded(
     """Return what is left of `fixed` for a job, and the decisions that leave no more.
 
     An optimizer that stays whole leaves one stage, and so at most one rank for each copy of it.
+    So does one whose hook keeps tensors beside it: of a part's parameters it has those alone.
     whole:    why the optimizer has to stay whole; empty if it need not.
     Raises:   JobError: the job cannot be trained as requested.
     """
+    whole = whole or next((str(o) for o in found.beside if o.by_update and o.tensor), "")
     fixed, about_buffers = fixed_for(job, found.laws, fixed)
     decisions = [] if about_buffers is None else [about_buffers]
     if whole:
@@ -152,19 +159,25 @@ def _examined(job: Job, *, check: bool) -> Examined:
 
 def _asked(job: Job, *, check: bool) -> Examined:
     data = check_data(job, per_step=job.micro_batches) if check else DataFound()
+    if not (check or data.problem):
+        return Examined(laws=measured_laws(job))
+    looked = looked_at(job)
+    impure, beside = looked.impurities, rate_of(job).beside
+    rates = (beside,) if beside else ()
+    found = Examined(forgets=(*begun_anew(impure), *rates), beside=looked.beside, keys=looked.keys)
     if data.problem:
-        return Examined(one_process=data.problem, forgets=begun_anew(impurities(job)))
-    impure = impurities(job) if check else ()
+        return replace(found, one_process=data.problem)
     if not all(one.batch for one in impure):
-        return Examined(one_process=describe(impure), forgets=begun_anew(impure))
-    if check and (beside := rate_of(job).beside):
-        return Examined(one_process=f"the learning rate depends on more than the step\n  {beside}")
+        return replace(found, one_process=describe(impure))
+    if beside:
+        why = f"the learning rate depends on more than the step\n  {beside}"
+        return replace(found, one_process=why)
     laws = measured_laws(job)
     no_plan, mend = describe(impure), _ONE_SHAPE if impure else ""
     if check and not impure and (outside := remembers(job, build_model(job))):
         no_plan = f"the job's optimizer remembers something outside itself: {outside}"
         mend = _ITS_OWN
-    return Examined(laws=laws, no_plan=no_plan, mend=mend, begins=data.begins)
+    return replace(found, laws=laws, no_plan=no_plan, mend=mend, begins=data.begins)
 
 
 _ONE_SHAPE = "let `data` yield micro-batches of one shape (pad them)"

@@ -26,7 +26,7 @@ import types
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import _lru_cache_wrapper, cache, partial  # pyright: ignore[reportPrivateUsage]
 from types import (
@@ -134,7 +134,7 @@ def held(
 
     Also the `id` of all objects that were met.
     """
-    walk = _Walk(codes, tensors=selves is not None)
+    walk = Walk(codes, tensor=None if selves is None else _version_of)
     if saved is not None:
         walk.seen |= {id(one) for one in saved}
         own = (m for m in model.modules() if has_extra_state(m))
@@ -151,12 +151,28 @@ def held(
     return walk.values, walk.seen
 
 
-class _Walk:
-    """Goes through objects, each once."""
+def _version_of(tensor: Tensor) -> object:
+    return id(tensor), tensor._version  # pyright: ignore[reportPrivateUsage]
 
-    def __init__(self, codes: Collection[CodeType], *, tensors: bool = False) -> None:
-        self.codes, self.tensors = codes, tensors
-        self.values: dict[Place, object] = {}
+
+class Walk:
+    """Goes through objects, each once.
+
+    tensor:  what stands for a tensor; None: any for each other.
+    values:  where to note what is found.
+    inside:  whether to look at the tensors of modules, too.
+    """
+
+    def __init__(
+        self,
+        codes: Collection[CodeType],
+        *,
+        tensor: Callable[[Tensor], object] | None = None,
+        values: dict[Place, object] | None = None,
+        inside: bool = False,
+    ) -> None:
+        self.codes, self.tensor, self.inside = codes, tensor, inside
+        self.values: dict[Place, object] = {} if values is None else values
         self.seen: set[int] = set()
         self.alive: list[object] = []  # so that no number is given twice
         self.todo: deque[tuple[Place, object]] = deque()
@@ -183,6 +199,8 @@ class _Walk:
         for name, value in [*module._parameters.items(), *module._buffers.items()]:  # pyright: ignore
             for attribute, one in vars(value).items() if value is not None else ():
                 self.put(f"{path}.{name}.{attribute}", attribute, one)
+            if self.inside:
+                self.put(f"{path}.{name}", name, value)
         self.class_of(type(module))
 
     def function(self, function: FunctionType) -> None:
@@ -221,9 +239,9 @@ class _Walk:
     def visit(self, place: Place, value: Any) -> None:
         """Note one value, or put what it holds on the list."""
         token = plain(value)
-        if self.tensors and isinstance(value, Tensor):
+        if self.tensor is not None and isinstance(value, Tensor):
             self.alive.append(value)
-            token = id(value), value._version  # pyright: ignore[reportPrivateUsage]
+            token = self.tensor(value)
         if token is not None:
             self.values[place] = token
             if getattr(value, "__dict__", None) and not self._again(value):
@@ -294,7 +312,7 @@ class _Walk:
         kind = type(value).__qualname__
         self.values[place] = kind if state is None else ("the state of", kind, state)
         if state is None and _is_iterator_of_c(value):  # it can be taken from, and not looked at
-            self.values[place] = Moving()
+            self.values[place] = Moving(value)
         self._attributes_of(place, value)
         self.class_of(type(value))
 

@@ -11,16 +11,14 @@ asked   code reads the time, random numbers that no seed sets, or a file
 import gc
 import itertools
 import random
-import re
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext, redirect_stderr, redirect_stdout
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from functools import partial
 from io import StringIO
-from pathlib import Path
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -45,14 +43,26 @@ from penstock.graph.trace import (
 from penstock.graph.views import describe_overlaps, overlaps_with
 from penstock.job import Job
 from penstock.runtime.child import Beat, in_a_fork
+from penstock.runtime.kept import nested
 from penstock.runtime.named import digests
 from penstock.runtime.optimizer import eager_updates
-from penstock.training.asked import Queries, global_chance, line_of, position, watching
+from penstock.training.asked import Queries, global_chance, line_of, position, text_of, watching
 from penstock.training.flow import RecordedMicroBatch, Recorder, first_difference
 from penstock.training.held import Place, Values, functions_of, has_extra_state, held
 from penstock.training.later import ChangeWatch, made_again
 from penstock.training.reads import names_written, read_at, read_by_any_name_at, written_at
 from penstock.training.tokens import Moving
+from penstock.training.unsaved import (
+    Key,
+    Tokens,
+    Unsaved,
+    changed,
+    key_of,
+    look,
+    named,
+    shown,
+    token_beside,
+)
 
 Line = tuple[str, int]
 _PATIENCE_S = 600.0  # with a micro-batch
@@ -93,15 +103,35 @@ def impurities(job: Job) -> tuple[Impurity, ...]:
     Raises:   JobError: the model, the loss or the optimizer fails; the message names the line.
               RunError: they end their process, or it does nothing for ten minutes.
     """
-    found, written = _found(job, None)
-    return found if written is None else _found(job, written)[0]
+    return looked_at(job).impurities
 
 
-Written = Collection[int]  # leaves of the batch
-Found = tuple[tuple["Impurity", ...], Written | None]
+class Looked(NamedTuple):
+    """What examining the loss and the updates of a job has found.
+
+    written:  leaves of the batch that the loss writes into, where all is to be done again so.
+    beside:   what functions keep beside model and optimizer; `keys`, of all that ran.
+    """
+
+    impurities: tuple[Impurity, ...]
+    written: "Written | None" = None
+    beside: tuple[Unsaved, ...] = ()
+    keys: tuple[Key, ...] = ()
 
 
-def _found(job: Job, written: Written | None) -> Found:
+Written = Collection[int]
+
+
+def looked_at(job: Job) -> Looked:
+    """Return what is found of a job, as `impurities` does, and what it keeps beside.
+
+    Raises:   as `impurities`.
+    """
+    found = _found(job, None)
+    return found if found.written is None else _found(job, found.written)
+
+
+def _found(job: Job, written: Written | None) -> Looked:
     """Return what is found with each leaf of a batch copied by itself.
 
     Or, where the loss writes into one that overlaps another, which leaves it writes into; then
@@ -115,8 +145,10 @@ def _found(job: Job, written: Written | None) -> Found:
             random.setstate(before[0])
             np.random.set_state(before[1])
             torch.set_rng_state(before[2])
-    rows, written = in_a_fork(partial(_told, job, written), _PATIENCE_S)
-    return tuple(Impurity(**row) for row in rows), written
+    rows, written, beside, keys = in_a_fork(partial(_told, job, written), _PATIENCE_S)
+    found = tuple(Impurity(**row) for row in rows), written
+    told = tuple((str(file), int(line), str(name)) for file, line, name in keys)
+    return Looked(*found, tuple(Unsaved(*row) for row in beside), told)
 
 
 def describe(found: Sequence[Impurity]) -> str:
@@ -141,11 +173,13 @@ def _told(job: Job, written: Written | None, beat: Beat) -> list[Any]:
     gc.disable()  # all lives to the end, and going through it takes longer than the ops
     quiet = StringIO()  # what the job prints, it prints again when it trains
     with redirect_stdout(quiet), redirect_stderr(quiet):
-        found, together = _examined(job, written, beat)
-        return [[asdict(one) for one in found], together]
+        found = _examined(job, written, beat)
+        beside = [list(astuple(one)) for one in found.beside]
+        rows = [asdict(one) for one in found.impurities]
+        return [rows, found.written, beside, list(map(list, found.keys))]
 
 
-def _examined(job: Job, written: Written | None, beat: Beat) -> Found:
+def _examined(job: Job, written: Written | None, beat: Beat) -> Looked:
     try:
         with torch.compiler.set_stance("force_eager"), _compat.scripts_as_written():
             loop = _Loop(job, written, beat)
@@ -155,7 +189,9 @@ def _examined(job: Job, written: Written | None, beat: Beat) -> Found:
     except Exception as problem:  # whatever the job's code raises
         message = where(problem, "the job's model or loss fails")
         raise JobError(message, hint="does it run without Penstock?") from problem
-    return tuple(dict.fromkeys(seen)), loop.together()
+    beside = tuple(dict.fromkeys(loop.beside))
+    keys = sorted(map(key_of, loop.codes)) if beside else ()
+    return Looked(tuple(dict.fromkeys(seen)), loop.together(), beside, tuple(keys))
 
 
 # -- the loop -------------------------------------------------------------------------------------
@@ -191,6 +227,7 @@ class _Loop:
         self.drawn = False
         self.saved = list(job.state.values())
         self.unsaved: list[Values] = []  # what is held beside what is saved
+        self.beside: list[Unsaved] = []
         self.moved: dict[str, Impurity] = {}  # what is saved, and the loss changes
         self.on_batches: dict[str, Impurity] = {}  # what the loss sets on tensors of a batch
 
@@ -212,8 +249,11 @@ class _Loop:
 
         states = [look()]
         self._update(0)
+        before = self._look_beside()
         states += self._step(look)
+        between = self._look_beside()
         self._update(1)
+        self._name_beside(before, between, self._look_beside())
         states.append(look())
         states += self._go_on(look)
         found = [
@@ -245,6 +285,27 @@ class _Loop:
             message = "the loss seeds torch's random numbers, and Penstock seeds each op that draws"
             hint = "draw from torch.Generator().manual_seed(0), given as generator="
             raise JobError(f"{place}: {message}; {hint}", hint=hint)
+
+    # -- what is kept beside ----------------------------------------------------------------------
+
+    @property
+    def codes(self) -> set[CodeType]:
+        """Return what ran of the job but its data."""
+        return self.asked.codes | self.asked.of_updates
+
+    def _look_beside(self) -> Tokens:
+        whole = () if self.updates is None else nested(self.updates.optimizer)
+        own = [o for _, one in whole for o in (one, one.state, *one.param_groups)]
+        skipped = (*self.model.modules(), *own, *self.saved, self.watch)
+        return look(self.codes, skipped, token_beside(self.model))
+
+    def _name_beside(self, before: Tokens, between: Tokens, after: Tokens) -> None:
+        """Note what the loss has changed, then what an update has, and code of the job reads."""
+        for old, new, by_update in ((before, between, False), (between, after, True)):
+            places = [p for p in changed(old, new) if not self._is_done_again(p.name)]
+            self.beside += named(places, self.codes, by_update=by_update, after=new)
+
+    # -- steps ------------------------------------------------------------------------------------
 
     def _step(self, look: Callable[[], Values] | None = None) -> list[Values]:
         """Compute one micro-batch twice, from equal buffers; look at what is held after each."""
@@ -398,7 +459,7 @@ class _Loop:
             change = _change(before, after)
             why = f"read here, and it changes between micro-batches{change}{by}"
             anew = key in lost and not self._is_done_again(name)
-            yield Impurity(_shown(place), _text(reads), why, anew=anew)
+            yield Impurity(shown(place), _text(reads), why, anew=anew)
 
     def _is_done_again(self, name: str) -> bool:
         """Return whether only what a resume does again sets it: the data, and the rate."""
@@ -487,7 +548,7 @@ class _Loop:
                 names.add(place.name)
                 why = f"read here, and {who} changes it{_change(old, new)}"
                 anew = who == "the loss" and not self.saved
-                self.told.append(Impurity(_shown(place.where), _text(reads), why, anew=anew))
+                self.told.append(Impurity(shown(place.where), _text(reads), why, anew=anew))
 
     def _set_elsewhere(self, known: Collection[str]) -> Iterator[Impurity]:
         """Yield what the data, the learning rate or the optimizer sets, and the loss reads."""
@@ -622,19 +683,7 @@ def _members(model: nn.Module) -> set[str]:
 
 
 def _text(line: Line | None) -> str:
-    return "the loss" if line is None else f"{_near(line[0])}:{line[1]}"
-
-
-def _near(file: str) -> str:
-    """Return a path as one would write it here."""
-    path = Path(file)
-    here = Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else file
-
-
-def _shown(place: str) -> str:
-    """Return a place without the file of a global or of a closure: the line says it."""
-    return re.sub(r" in .*?\.py(:\d+)?", "", place)
+    return "the loss" if line is None else text_of(line)
 
 
 def _change(before: object, after: object) -> str:

@@ -21,7 +21,7 @@ from penstock.runtime.rates import options_of
 
 Facts = dict[str, object]
 
-_SMALL = 2_000_000  # elements of a model of which every one is looked at
+SMALL = 2_000_000  # elements of a model of which every one is looked at
 _SAMPLE = 4096  # of each tensor of a larger one
 _READ, _GRADIENT = "read", "the gradient of"
 _SHOWN = (bool, int, float, str, type(None))
@@ -40,7 +40,7 @@ class ChangeWatch:
         self.written: set[str] = set()
         self.step = 0
         tensors = [*model.parameters(), *model.buffers()]
-        self.most = _SMALL if sum(t.numel() for t in tensors) <= _SMALL else _SAMPLE
+        self.most = SMALL if sum(t.numel() for t in tensors) <= SMALL else _SAMPLE
 
     @contextmanager
     def of(self, who: str, facts: Callable[[], Facts]) -> Generator[None]:
@@ -87,14 +87,14 @@ class ChangeWatch:
     def values(self) -> Facts:
         """Return what weights and buffers hold."""
         named = [*self.model.named_parameters(), *self.model.named_buffers()]
-        return {f"the values of {name}": _digest(tensor, self.most) for name, tensor in named}
+        return {f"the values of {name}": sampled(tensor, self.most) for name, tensor in named}
 
     def in_an_update(self) -> Facts:
         """Return what not even an update may change."""
         buffers = ((n, b) for n, b in self.model.named_buffers() if n in self.written)
         return {
             **self.as_made(),
-            **{f"the values of {name}": _digest(buffer, self.most) for name, buffer in buffers},
+            **{f"the values of {name}": sampled(buffer, self.most) for name, buffer in buffers},
         }
 
     def in_a_scheduler(self) -> Facts:
@@ -121,7 +121,7 @@ class ChangeWatch:
         for at, options in enumerate(options_of(self.optimizer)):
             for name, value in options.items():
                 facts[f"{name} of group {at}"] = (
-                    _digest(value, _SMALL) if isinstance(value, Tensor) else value
+                    sampled(value, SMALL) if isinstance(value, Tensor) else value
                 )
         return facts
 
@@ -213,7 +213,7 @@ def _made(model: nn.Module) -> Facts:
     return dict(sorted(facts.items(), key=lambda fact: not fact[0].startswith("the shape")))
 
 
-def _digest(tensor: Tensor, most: int) -> object:
+def sampled(tensor: Tensor, most: int) -> object:
     """Return what tells the values of a tensor from others; of a large one a sample."""
     if tensor.layout is not torch.strided or tensor.device.type == "meta" or not tensor.numel():
         return tuple(tensor.shape)

@@ -8,7 +8,6 @@ that reads the time, or draws from a generator that others draw from too, cannot
 import itertools
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -16,7 +15,7 @@ from torch import nn
 from penstock.job import Job
 from penstock.runtime.child import apart, can_fork
 from penstock.runtime.rates import ReplayedRate
-from penstock.training.asked import Queries, global_chance, position, watching
+from penstock.training.asked import Queries, global_chance, position, text_of, watching
 from penstock.training.held import Values, held
 
 _MOST, _ENOUGH_S = 10_000, 0.1  # steps for which a rate is asked, twice
@@ -104,14 +103,9 @@ def _looked_at(rate: Any, steps: range) -> tuple[list[float | None], str, bool]:
                 rate(steps[0])
     except Exception:  # noqa: BLE001 - the step may never come
         return rates, "", False
-    found = [f"{_text(line)}: {what}: read here" for what, line in asked.found if what in _BESIDE]
-    drawn = [f"{_text(line)}: random numbers that others draw from, too" for line in lines]
+    found = [f"{text_of(line)}: {what}: read here" for what, line in asked.found if what in _BESIDE]
+    drawn = [f"{text_of(line)}: random numbers that others draw from, too" for line in lines]
     if global_chance() != chance and not drawn:
         drawn = ["learning_rate: random numbers that others draw from, too"]
     changed = any(one != other for one, other in itertools.pairwise(states))
     return rates, next(iter([*found, *drawn]), ""), changed
-
-
-def _text(line: tuple[str, int]) -> str:
-    path, here = Path(line[0]), Path.cwd()
-    return f"{path.relative_to(here) if path.is_relative_to(here) else path}:{line[1]}"

@@ -34,6 +34,19 @@ def read_at(name: str, codes: Iterable[CodeType]) -> Line | None:
     return _SourceReader(tuple(codes)).read_at(name, frozenset())
 
 
+def used_at(name: str, codes: Iterable[CodeType]) -> Line | None:
+    """Return the first line that takes the value of `name`, be it for the next value of the same.
+
+    Not one that only tells it.
+    """
+    for code in codes:
+        for node in _nodes(code) if name in _words(code) else ():
+            is_set = isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
+            if _is_named(node, name) and not (is_set or _writes(node) or _tells(_statement(node))):
+                return code.co_filename, node.lineno
+    return None
+
+
 def read_by_any_name_at(codes: Iterable[CodeType]) -> Line | None:
     """Return the first line that reads an attribute whose name is computed: getattr(x, f"n{k}")."""
     for code in codes:

@@ -6,6 +6,7 @@ broken off after the last but one, each from the job as it was made.
 """
 
 import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from functools import partial
@@ -20,11 +21,14 @@ from penstock.runtime.child import apart
 from penstock.runtime.eager import EagerTask, work_eagerly
 from penstock.runtime.launch import run_processes
 from penstock.training.settle import in_one_process
+from penstock.training.unsaved import Key, Unsaved, told_later
 
 if TYPE_CHECKING:
     from penstock.training.examine import Examined
 
 _DONE, _STEPS, _FEW = 2, 3, 2  # steps before it is broken off, and in all; micro-batches of each
+_BESIDE = "beside/"
+Told = Callable[[], Mapping[str, str]]
 _MEND = "name it in Job.state, or give --forget-state to begin it anew"
 
 
@@ -37,55 +41,65 @@ def check_resumed(job: Job, found: "Examined") -> None:
     if found.forgets:
         rows = [f"  {one}" for one in found.forgets[:3]]
         raise JobError("\n".join([head, *rows]), hint=_MEND)
-    if not found.one_process:
+    beside = found.beside if found.one_process else [o for o in found.beside if o.by_update]
+    if not (found.one_process or beside):
         return
-    if lost := forgotten(job):
-        raise JobError(f"{head}\n  {lost}\n{found.one_process}", hint=_MEND)
+    if lost := forgotten(job, beside, found.keys):
+        raise JobError(
+            "\n".join(one for one in (head, f"  {lost}", found.one_process) if one), hint=_MEND
+        )
 
 
-def forgotten(job: Job) -> str:
+def forgotten(job: Job, beside: Sequence[Unsaved] = (), keys: Iterable[Key] = ()) -> str:
     """Return what differs where a job in one process goes on from a checkpoint; "" if nothing.
 
-    A job whose steps differ when they are done again as they are is not told apart.
+    What differs when the steps are done again as they are is not told apart.
+    beside:   what the job keeps where no checkpoint looks, compared as well.
+    keys:     of its functions.
     Ignores:  what acts only after more steps than three.
     Raises:   JobError, CheckpointError: the job fails, or its state cannot be saved.
     """
     few = replace(job, micro_batches=min(_FEW, job.micro_batches), validation=None)
     few = replace(in_one_process(few), validate_every=None, writers=())
 
+    def told() -> dict[str, str]:
+        return {f"{_BESIDE}{where}": value for where, value in told_later(beside, keys).items()}
+
     def tried() -> str:
         quiet = StringIO()  # what the job prints, it prints again when it trains
         place = tempfile.TemporaryDirectory(prefix="penstock-")
         with redirect_stdout(quiet), redirect_stderr(quiet), place as name:
-            return _tried(few, Path(name))
+            return _tried(few, Path(name), told if beside else None)
 
-    return str(apart(tried))
+    lost = str(apart(tried))
+    known = {f"{_BESIDE}{one.where}": one for one in beside}
+    if lost in known:
+        return f"{known[lost]}, and no checkpoint holds it"
+    return f"{lost} is not as in an unbroken run, one step after it" if lost else ""
 
 
-def _tried(job: Job, folder: Path) -> str:
+def _tried(job: Job, folder: Path, beside: Told | None) -> str:
+    """Return the name of what differs first."""
+
+    def ran(part: str, steps: range, resume: Path | None = None) -> checkpoint.Checkpoint:
+        place = folder / part
+        task = EagerTask(job, steps.start, len(steps), place, 0, resume, laws={}, beside=beside)
+        run_processes(partial(work_eagerly, task), 1, lambda step: None)
+        newest = checkpoint.latest(place)
+        assert newest is not None, "a run ends with a checkpoint"
+        return checkpoint.load(newest)
+
     try:
-        whole = _ran(job, folder / "whole", 0, _STEPS, None)
-        _ran(job, folder / "part", 0, _DONE, None)
-        done = checkpoint.latest(folder / "part")
-        broken = _ran(job, folder / "part", _DONE, _STEPS - _DONE, done)
+        whole, _ = ran("whole", range(_STEPS)), ran("part", range(_DONE))
+        broken = ran("part", range(_DONE, _STEPS), checkpoint.latest(folder / "part"))
     except PenstockError as problem:
         if "the job's data ended" in problem.message:
             return ""
         raise
-    names = _differing(whole, broken)
-    if not names or _differing(whole, _ran(job, folder / "again", 0, _STEPS, None)):
+    if not (names := _differing(whole, broken)):
         return ""
-    return f"{names[0]} is not as in an unbroken run, one step after it"
-
-
-def _ran(
-    job: Job, folder: Path, first: int, steps: int, resume: Path | None
-) -> checkpoint.Checkpoint:
-    task = EagerTask(job, first, steps, folder, 0, resume, laws={})
-    run_processes(partial(work_eagerly, task), 1, lambda step: None)
-    newest = checkpoint.latest(folder)
-    assert newest is not None, "a run ends with a checkpoint"
-    return checkpoint.load(newest)
+    moving = {*_differing(whole, ran("again", range(_STEPS)))}
+    return next((name for name in names if name not in moving), "")
 
 
 def _differing(one: checkpoint.Checkpoint, other: checkpoint.Checkpoint) -> list[str]:

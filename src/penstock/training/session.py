@@ -274,13 +274,16 @@ class Session:
         """
         from penstock.training.resumed import check_resumed
 
-        if self.care.forget or found.failed or not (found.forgets or found.one_process):
+        keeps = found.forgets or found.one_process or found.beside
+        if self.care.forget or found.failed or not keeps:
             return
         if checkpoint is not None or self.elastic:
             with self.listener.busy("looking whether it goes on as an unbroken run"):
                 check_resumed(self.job, found)
         elif found.forgets:
             self.listener.say(f"--resume would begin anew: {found.forgets[0]}")
+        elif told := [one for one in found.beside if one.by_update and one.tensor]:
+            self.listener.say(f"no checkpoint holds {told[0]}: Job.state would")
 
     @property
     def key(self) -> str:

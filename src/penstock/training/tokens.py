@@ -43,7 +43,13 @@ _OF_CONTEXTS = ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")
 
 
 class Moving:
-    """Stands for what nobody can tell: equal to nothing, for it may be another one each time."""
+    """Stands for what nobody can tell: equal to nothing, for it may be another one each time.
+
+    iterator:  of which it is said, if it is one.
+    """
+
+    def __init__(self, iterator: Any = None) -> None:
+        self.iterator = iterator
 
 
 def plain(value: object) -> object:
