@@ -19,6 +19,7 @@ from penstock.graph.trace import Capture, capture, trace
 from penstock.job import Job
 from penstock.profile import Profile, measure
 from penstock.profile.of_graph import measure as measure_graph
+from penstock.runtime.child import apart
 from tests.graph.zoo import JOBS, Blocks, floats, job_of, vectors
 
 
@@ -252,3 +253,18 @@ def test_graph_from_a_file_is_measured_by_its_job_and_by_no_other() -> None:
     other: Job = job_of(Blocks, vectors)
     with pytest.raises(GraphError, match="the job traces to graph"):
         measure_graph(graph, other)
+
+
+def test_hooks_of_an_optimizer_do_not_count_what_is_measured() -> None:
+    calls: list[int] = []
+
+    def optimizer(parameters):
+        made = torch.optim.SGD(parameters, lr=0.1)
+        made.register_step_post_hook(lambda *_: calls.append(1))
+        return made
+
+    job = replace(JOBS["blocks"], optimizer=optimizer)
+    found = measure.optimizer_costs(captured("blocks"), job, apart)
+    assert found["update_s_per_byte"] > 0.0
+    assert measure.optimizer_state(captured("blocks"), job, apart) == 0.0
+    assert calls == []

@@ -46,12 +46,19 @@ _FAR_SMALL = 256, 256  # tensors that are moved to know what each costs, and byt
 _SWEPT_BYTES = 1 << 25  # more than the caches of a core hold
 _PACKED_ROWS = (1, 1024)  # of 256 numbers
 _BUDGET_S = 2.0  # for the op-by-op runs
+Apart = Callable[[Callable[[], Any]], Any]
 
 
-def measure(capture: Capture, job: Job, *, beside: int = 0) -> Profile:
+def _here(call: Callable[[], Any]) -> Any:
+    return call()
+
+
+def measure(capture: Capture, job: Job, *, beside: int = 0, apart: Apart = _here) -> Profile:
     """Return the profile of one micro-batch on this machine, one thread.
 
     beside:   other ranks that will compute at the same time on this host.
+    apart:    returns what a call does, in a process whose state nobody sees later: updates of an
+              optimizer that is not torch's own, as it is, are measured there.
     Ignores:  what messages cost (that is the Cluster's) and reading the data.
     """
     keep_freed_memory()  # as ranks do
@@ -61,7 +68,7 @@ def measure(capture: Capture, job: Job, *, beside: int = 0) -> Profile:
         with _companions(capture, stages, inputs, beside), torch.no_grad():
             whole_f, whole_b, call_s = _whole(capture, stages, inputs)
             op_s = _op_by_op(capture, inputs)
-            optimizer = optimizer_costs(capture, job)
+            optimizer = optimizer_costs(capture, job, apart)
             size = most_far_bytes(capture, job, optimizer["state_bytes_per_byte"])
             far = far_costs(size, evicts=size > free_bytes() // (1 + beside))
             packing = packing_costs(job)
@@ -270,11 +277,17 @@ def workspaces(capture: Capture, inputs: Mapping[int, Any]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def optimizer_costs(capture: Capture, job: Job) -> dict[str, float]:
+def optimizer_costs(capture: Capture, job: Job, apart: Apart = _here) -> dict[str, float]:
     """Return what adding gradients, updates, optimizer state and copies of weights cost.
 
     By the names of the fields of Profile.  An update clips before, where the job does.
+    apart:    where to measure one of its own kind: its hooks may count, or move averages.
     """
+    is_plain = whole_optimizer(job, capture.model).is_plain
+    return _costs(capture, job) if is_plain else apart(partial(_costs, capture, job))
+
+
+def _costs(capture: Capture, job: Job) -> dict[str, float]:
     known = {n: p for n, p in capture.model.named_parameters() if p.requires_grad}
     weights = {name: p.detach().clone() for name, p in known.items()}
     gradients = {name: torch.full_like(p, 1e-4) for name, p in known.items()}
@@ -443,12 +456,18 @@ def _clip(gradients: list[Tensor]) -> None:
         gradient.mul_(factor)
 
 
-def optimizer_state(capture: Capture, job: Job) -> float:
+def optimizer_state(capture: Capture, job: Job, apart: Apart = _here) -> float:
     """Return the bytes of optimizer state per byte of parameter, by one step on small stand-ins.
 
+    apart:    where to make it, as in `measure`.
     A stand-in has at most 64 in each dimension; states of one number are not counted.
     Ignores:  states that grow differently from the weights, such as Adafactor's rows and columns.
     """
+    is_plain = whole_optimizer(job, capture.model).is_plain
+    return _state_size(capture, job) if is_plain else apart(partial(_state_size, capture, job))
+
+
+def _state_size(capture: Capture, job: Job) -> float:
     trained = [n for n, p in capture.model.named_parameters() if p.requires_grad]
     with stand_ins(capture.model, 64) as values:
         whole = whole_optimizer(job, capture.model)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.cluster import Cluster, DeviceKind, Link
 from penstock.cluster.machine import cpu_name
@@ -160,10 +160,12 @@ def measured(
     beside: int,
     folder: Path | None = None,
     tell: Callable[[Path], None] = lambda path: None,
+    apart: Callable[[Callable[[], Any]], Any] = lambda call: call(),
 ) -> Profile:
     """Return the profile of `capture` on this machine: the one kept in `folder`, or a new one.
 
     tell:     called with the file of a kept one.
+    apart:    as in `measure`.
     Raises:   what `measure` raises.
     """
     from penstock.profile.measure import measure
@@ -173,7 +175,7 @@ def measured(
     if found is not None and folder is not None:
         tell(wanted.path_in(folder))
         return found
-    profile = measure(capture, job, beside=beside)
+    profile = measure(capture, job, beside=beside, apart=apart)
     profile = replace(profile, device=wanted.device, versions=wanted.versions)
     if folder is not None:
         keep(folder, wanted, profile)

@@ -74,18 +74,18 @@ def agree_on_model(rendezvous: "Rendezvous", captured: "Capture") -> None:
     named |= {f"buffer {name}": each for name, each in captured.model.named_buffers()}
     constants = enumerate(captured.constants.values())
     named |= {f"constant {at} of the loss": each for at, each in constants}
-    digests = {name: digest_of([_sample(tensor)]) for name, tensor in named.items()}
+    digests = {name: digest_of([sample(tensor)]) for name, tensor in named.items()}
     _agree(rendezvous, _MODEL, _with_variables(digests))
 
 
-def facts_of_data(job: Job, first: int) -> RankFacts:
+def facts_of_data(job: Job, first: int, places: tuple[int, ...] = ()) -> RankFacts:
     """Return digests of micro-batches from number `first` on, read in a process of their own.
 
-    They are the first two, and two of the next steps that the job's seed draws.
+    places:  which ones; none: the first two, and two of the next steps that the job's seed draws.
     Raises:   JobError: the data fails; the message names the line.
     """
     drawn = random.Random(job.seed).sample(range(2, 2 + _STEPS * job.micro_batches), 2)
-    places = (0, 1, *sorted(drawn))
+    places = places or (0, 1, *sorted(drawn))
 
     def look(beat: Beat) -> list[Any]:
         with own_random(), noting(in_fork=can_fork()):
@@ -111,7 +111,7 @@ def _digests(job: Job, reads: ReadNumbers, beat: Beat) -> dict[str, str]:
     return found
 
 
-def _sample(tensor: Tensor) -> Tensor:
+def sample(tensor: Tensor) -> Tensor:
     """Return at most so many elements of a tensor, from all over it."""
     flat = tensor.detach().reshape(-1)
     return flat[:: max(1, flat.numel() // _SAMPLED)]

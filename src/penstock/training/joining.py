@@ -36,8 +36,10 @@ from penstock.training.elastically import save_predicted, wait_for_end, ways_of
 from penstock.training.goal import REACHED, GoalWatch
 from penstock.training.listener import SILENT, Listener
 from penstock.training.mirror import mirroring_next
+from penstock.training.outside import noting
 from penstock.training.prepare import traced
 from penstock.training.rated import replayed
+from penstock.training.same import check_joins, run_facts_of
 from penstock.training.saved import kept_job
 from penstock.training.stop import stopping
 from penstock.training.wanted import is_to_leave, pool_here
@@ -215,10 +217,13 @@ class _Made(NamedTuple):
 def _made(known: Addresses, folder: Path, listener: Listener) -> _Made:
     """Return a run as the ranks that began it have it, traced anew.
 
-    Raises:   JobError: its job cannot be loaded.  PlanError: it is another one than the run's.
+    Raises:   JobError: its job cannot be loaded, or has something else than the run began with.
+              PlanError: it is another one than the run's.
     """
-    author = replayed(load_job(kept_job(folder)))
+    with noting():
+        author = replayed(load_job(kept_job(folder)))
     whole = traced(author, listener)
+    check_joins(folder, run_facts_of(author, whole))
     plan = Plan.load(folder / "plan.json")
     own = author
     if author.batch_by_ranks:  # it may be that of fewer ranks

@@ -25,7 +25,7 @@ from penstock.training.streams import Pipe, pipes
 
 Line = tuple[str, int]
 
-ENVIRONMENT, _FILE, _FOLDER, _THERE = "environment ", "file ", "folder ", "is there "
+ENVIRONMENT, _FILE, _FOLDER, THERE = "environment ", "file ", "folder ", "is there "
 NUMBER = "the number of the process"
 _ALL = "*"  # the whole environment
 _NOTHING = "nothing"
@@ -60,7 +60,7 @@ class Notes:
         if what in self.values or what in self._own:
             return
         line = _asker(sys._getframe(1), of_file=value is None)  # pyright: ignore[reportPrivateUsage]
-        if line is not None and (is_users(line[0]) or not what.startswith(_THERE)):
+        if line is not None and (is_users(line[0]) or not what.startswith(THERE)):
             self.values[what] = "" if value is None else value()
             self.lines[what] = line
 
@@ -95,7 +95,7 @@ def now_of(what: str) -> str:
         (ENVIRONMENT, _of_name),
         (_FILE, _of_file),
         (_FOLDER, _of_folder),
-        (_THERE, _of_place),
+        (THERE, _of_place),
     ):
         if what.startswith(kind):
             return look(what.removeprefix(kind))
@@ -230,7 +230,7 @@ def _note_folder(path: object = ".", *_: object, **__: object) -> None:
 
 
 def _note_place(path: object, *_: object, **__: object) -> None:
-    _note(_THERE, path)
+    _note(THERE, path)
 
 
 def _note(kind: str, path: object) -> None:

@@ -162,10 +162,12 @@ def profiled(
     from penstock.profile.estimate import kinds_of
     from penstock.profile.measure import optimizer_state
     from penstock.profile.of_graph import kind_here
+    from penstock.runtime.child import apart
 
     kinds, here = kinds_of(cluster), kind_here()
     wire = wire_choices(job.fewest_bits)
-    state = optimizer_state(captured, job) if any(kind.name != here for kind in kinds) else 0.0
+    is_here = all(kind.name == here for kind in kinds)
+    state = 0.0 if is_here else optimizer_state(captured, job, apart)
     return tuple(
         measured_as(here, captured, job, cluster, listener)
         if kind.name == here
@@ -207,6 +209,7 @@ def measured_as(
     from penstock.device import here
     from penstock.profile.sampled import resting_on, sampled_in
     from penstock.profile.store import default_folder, measured, steps_path
+    from penstock.runtime.child import apart
 
     busiest = max(host.num_devices for host in cluster.hosts if host.device == kind)
     shares_cores = here().can_fork  # on accelerators ranks are not companions of one processor
@@ -214,7 +217,8 @@ def measured_as(
 
     tell = partial(_tell, "profile", listener)
     with listener.busy("measuring every op"):
-        profile = measured(captured, job, beside=beside, folder=default_folder(), tell=tell)
+        folder = default_folder()
+        profile = measured(captured, job, beside=beside, folder=folder, tell=tell, apart=apart)
     path = steps_path(default_folder(), captured, job, beside)
     known = None if path is None else sampled_in(path, profile)
     if known is not None:

@@ -23,7 +23,7 @@ from penstock.runtime.folders import Keep
 from penstock.schedule.recipe import Recipe
 from penstock.script import script_of
 from penstock.search import Fixed
-from penstock.training import audited_run, saved, trial
+from penstock.training import audited_run, same, saved, trial
 from penstock.training.ask import to_fill
 from penstock.training.audit_pace import used_s
 from penstock.training.audited_run import DiffersError
@@ -108,6 +108,7 @@ FILES = (
     PHASES,
     AUDITS,
     KEPT,
+    same.FACTS,
 )
 
 
@@ -131,6 +132,7 @@ class Session:
     noticed:  lines of the loss that print, or log, where it was traced.
     untraced: why there is no trace.
     begun_s:  processor time that its process had taken when it began.
+    facts:    what it begins with, for those who go on with it, or join.
     """
 
     job: Job
@@ -161,6 +163,7 @@ class Session:
     noticed: list[str] = field(default_factory=list[str])
     untraced: str = ""
     begun_s: float = field(default_factory=used_s)
+    facts: same.RunFacts | None = None
 
     @property
     def listener(self) -> Listener:
@@ -187,6 +190,7 @@ class Session:
             raise JobError(found.failed, hint="does it run without Penstock?")
         found = found.settled(captured)
         self.tell(captured)
+        self.compare(found, captured, checkpoint)
         if captured is None:
             return self.train_eagerly(first_step, checkpoint, found)
         if self.goal is not None:
@@ -284,6 +288,21 @@ class Session:
             self.listener.say(f"--resume would begin anew: {found.forgets[0]}")
         elif told := [one for one in found.beside if one.by_update and one.tensor]:
             self.listener.say(f"no checkpoint holds {told[0]}: Job.state would")
+
+    def compare(
+        self, found: "Examined", captured: "Capture | None", checkpoint: Path | None
+    ) -> None:
+        """Note what the run begins with; raise if it goes on and has something else than before.
+
+        Raises:   JobError: it names that, and the line that reads it.
+        """
+        if not self.care.check or found.one_process or found.failed:
+            return
+        with self.listener.busy("reading what the run begins with"):
+            self.facts = same.run_facts_of(self.author, captured)
+        goes_on = checkpoint is not None and not self.care.forget
+        if goes_on and (told := same.check_goes_on(self.folder, self.facts)):
+            self.listener.say(told)
 
     @property
     def key(self) -> str:
@@ -562,6 +581,7 @@ class Session:
                 self.listener.say(f"what is damaged is kept as {aside}")
         count = self.job.micro_batches if self.goal is None else 0
         saved.keep_job(self.folder, self.text, self.num_steps, count)
+        same.keep_facts(self.folder, self.facts)
         old = ("events.jsonl", ENDED) if checkpoint else ("replans.json", "events.jsonl", ENDED)
         for name in ("summary.json", "report.html", "measured.trace.json", *old):
             (self.folder / name).unlink(missing_ok=True)

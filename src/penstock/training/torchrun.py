@@ -282,6 +282,7 @@ def _led(
     found: "Examined",
 ) -> Choice:
     """Return what rank 0 chooses, on all ranks."""
+    session.compare(found, captured, checkpoint)
     numbers = itertools.count()
     profile = partial(_profiled, rendezvous, numbers, session.job)
     session.there = Machines(cluster, profile, session.listener)
