@@ -29,6 +29,7 @@ FILES = {
     "report.html",
     "checkpoints",
     "job.json",
+    "alike.json",
 }
 
 
