@@ -1678,7 +1678,7 @@ BREAKS = (
     Break(
         "only_the_first_micro_batch_is_compared",
         "training/alike.py",
-        "    places = (0, 1, *sorted(drawn))",
+        "    places = places or (0, 1, *sorted(drawn))",
         "    places = (0,)",
         ("tests/training/test_alike.py",),
         "ranks that differ from the second micro-batch on are not refused",
@@ -2478,7 +2478,7 @@ BREAKS = (
     Break(
         "a cursor stands still",
         "training/held.py",
-        "            self.values[place] = Moving()\n",
+        "            self.values[place] = Moving(value)\n",
         "            pass\n",
         ("tests/training/test_impure.py::test_impurity_is_found_with_its_line_where_a_model",),
         "rows that the loss takes from a query that is open",
