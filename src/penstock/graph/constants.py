@@ -211,10 +211,11 @@ class KnownValues(_compat.DispatchMode):
         for tensor in (tensor for at, tensor in alive.items() if at not in others):
             most = _FIXED if id(tensor) in put_back else _MOVING
             try:
-                node = _compat.node_of(tensor)
-                self.kept.append((weakref.ref(tensor), self.recipes.value(node, most)))
+                value = self.recipes.value(_compat.node_of(tensor), most)
             except (NotConstantError, IndexError, RuntimeError):  # as of ids out of range: the
                 continue  # step itself says so
+            if isinstance(value, Tensor):  # the op that stopped a trace may have given nothing
+                self.kept.append((weakref.ref(tensor), value))
 
 
 class _Recipes:

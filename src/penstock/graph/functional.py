@@ -95,7 +95,8 @@ def _without_writes(recorded: fx.GraphModule, fakes: Sequence[Tensor]) -> fx.Gra
     run = torch.func.functionalize(
         lambda *inputs: fx.Interpreter(recorded).run(*inputs), remove="mutations"
     )
-    return _compat.make_fx(run)(*fakes)
+    with torch.no_grad():  # what it recorded has its backward pass in it
+        return _compat.make_fx(run)(*fakes)
 
 
 def backward_ops(graph: fx.Graph) -> set[fx.Node]:
