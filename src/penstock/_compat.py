@@ -494,16 +494,17 @@ def gradient_norms(gradients: Sequence[Tensor]) -> list[Tensor]:
     return list(norms(list(gradients), 2.0)) if gradients else []
 
 
-def unscale(gradients: Sequence[Tensor], scale: float) -> bool:
-    """Divide gradients by `scale`, as torch.amp.GradScaler does; return whether all are finite."""
+def unscale(gradients: Sequence[Tensor], scale: float) -> Tensor:
+    """Divide gradients by `scale`, as torch.amp.GradScaler does; return whether all are finite.
+
+    As a bool of their device, of which nobody has to wait for the number.
+    """
     divide: Any = torch._amp_foreach_non_finite_check_and_unscale_  # pyright: ignore
-    finite = True
+    odd: list[Tensor] = []
     for gradient in gradients:
-        device = gradient.device
-        found = torch.zeros((), device=device)
-        divide([gradient], found, torch.tensor(1.0 / scale, device=device))
-        finite = finite and not bool(found)
-    return finite
+        odd.append(torch.zeros((), device=gradient.device))
+        divide([gradient], odd[-1], torch.full((), 1.0 / scale, device=gradient.device))
+    return torch.stack(odd).sum() == 0 if odd else torch.ones((), dtype=torch.bool)
 
 
 def groups_by_dtype(tensors: Sequence[Tensor]) -> list[list[int]]:

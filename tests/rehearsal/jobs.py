@@ -77,3 +77,7 @@ def job() -> ps.Job:
         clip_norm=1.0,
         validation=lambda: list(islice(data(1000), 2)),
     )
+
+
+def in_halves() -> ps.Job:
+    return replace(job(), precision="float16")

@@ -398,7 +398,7 @@ class EagerRank:
         The sums are the same on all ranks, and so is what comes of them.
         """
         grads = [p.grad for p in self.parameters.values() if p.grad is not None]
-        overflowed = not scale.unscale(grads)
+        overflowed = not bool(scale.unscale(grads))
         if overflowed and self.is_guarded and scale.scale <= LEAST:
             self._refuse(math.nan)
         scale.end(self.now, overflowed=overflowed)

@@ -43,8 +43,8 @@ class LossScale:
         self._follow()
         return made
 
-    def unscale(self, gradients: Sequence[Tensor]) -> bool:
-        """Divide gradients by the scale; return whether all of them are finite."""
+    def unscale(self, gradients: Sequence[Tensor]) -> Tensor:
+        """Divide gradients by the scale; return whether all of them are finite, on their device."""
         return _compat.unscale(gradients, self.scale)
 
     def end(self, step: int, *, overflowed: bool) -> None:

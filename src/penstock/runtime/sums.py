@@ -188,7 +188,7 @@ class GlobalNorm:
         norms = torch.zeros(count + bool(scaled), dtype=torch.float64, device=self.rank.device)
         if scaled is not None:
             flats = [flat for weights, _ in self.parts for flat in weights.summed()]
-            norms[count] = not scaled.unscale(flats)
+            norms[count] = ~scaled.unscale(flats)
         if self.limit is None:
             return norms
         found = [norm.double() for weights, owned in self.told for norm in weights.norms(owned)]
