@@ -22,7 +22,8 @@ def test_job_trains_on_one_gpu_as_the_plain_loop_does(tmp_path: Path) -> None:
 
 def test_command_starts_a_rank_on_each_gpu(tmp_path: Path) -> None:
     """The loss says `.cuda()`, and means the device of its rank."""
-    seen = rehearse(["train", f"{JOBS}:job", "--steps", "3", "--out", "run"], tmp_path, gpus=2)
+    asked = ["--stages", "1", "--steps", "3", "--out", "run"]
+    seen = rehearse(["train", f"{JOBS}:job", *asked], tmp_path, gpus=2)
     assert seen.code == 0, seen.text
     assert "equal to the plain loop" in seen.text
     assert seen.races == []
@@ -51,4 +52,10 @@ def test_model_without_a_trace_trains_on_one_gpu(tmp_path: Path) -> None:
     seen = rehearse(arguments, tmp_path)
     assert seen.code == 0, seen.text
     assert "training it eagerly" in seen.text
+    assert seen.races == []
+
+
+def test_plan_of_several_ranks_is_checked_on_one_gpu(tmp_path: Path) -> None:
+    seen = rehearse(["check", f"{JOBS}:job", "--steps", "1"], tmp_path, gpus=2)
+    assert seen.code == 0, seen.text
     assert seen.races == []

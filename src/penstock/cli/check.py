@@ -98,9 +98,10 @@ def _checked(
     """Return how steps of the plan compare with those of the plain loop of the author's job."""
     import torch
 
+    from penstock.device import here
     from penstock.graph.split import split
     from penstock.graph.trace import capture
-    from penstock.runtime.launch import local_launcher
+    from penstock.runtime.launch import run_processes, run_threads
     from penstock.training.choose import for_plan
     from penstock.training.prove import Planned, prove, steps_to_prove
 
@@ -117,7 +118,7 @@ def _checked(
         chosen, (_, captured) = given, for_plan(job, given, captured, view.TERMINAL)
     chosen = chosen if units is None else chosen.refined(captured.graph, units)
     chosen = rewritten(chosen, captured.graph, cuts.rules) if cuts.rules else chosen
-    launcher = local_launcher(chosen.total_ranks)
+    launcher = run_processes if here().can_fork else run_threads  # of one accelerator
     numbers = steps_to_prove(0, max(job.num_steps, steps), steps)
     with face.busy("running the plain and the planned steps"):
         planned = Planned(author, captured, chosen)

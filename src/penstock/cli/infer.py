@@ -88,6 +88,7 @@ class _InferenceCase(NamedTuple):
 def _asked(
     job: Job, cluster: Path | None, ranks: int | None, weights: Path | None
 ) -> _InferenceCase:
+    from penstock.device import here
     from penstock.runtime.infer import inference_job
     from penstock.training.export import load_weights
 
@@ -95,7 +96,8 @@ def _asked(
     if weights is not None:
         made = inference_job(job, lambda model: load_weights(model, weights))
     captured = prepare.traced(made, view.TERMINAL)
-    there = prepare.machines(cluster, ranks, view.TERMINAL)
+    alone = cluster is None and ranks is None and not here().can_fork  # it starts no other process
+    there = prepare.machines(cluster, 1 if alone else ranks, view.TERMINAL)
     return _InferenceCase(
         made, captured, there, prepare.profiled(captured, made, there, view.TERMINAL)
     )
