@@ -328,7 +328,7 @@ def _beside_unbroken(bench: Bench, script: Script, steps: int, out: Path, row: R
     """
     whole, plan = out.with_name(f"{out.name}-whole"), out / "plan.json"
     shutil.rmtree(whole, ignore_errors=True)
-    command = Command((*ONE, *(("--plan", str(plan)) if plan.exists() else ())))
+    command = Command(("--plan", str(plan)) if plan.exists() else ONE)
     failed, why = _done(bench, replace_steps(script, steps), command, whole)
     if failed is not None:
         return replace(row, refused=failed == "refused", why=f"unbroken: {why}"[:WHY])

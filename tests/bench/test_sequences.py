@@ -199,6 +199,7 @@ def test_a_run_that_was_stopped_has_the_bits_of_one_by_the_same_plan(
     (row,) = rows(bench, "unbroken")
     assert row.equal
     assert ["--plan" in words for words in bench.commands] == [False, False, False, is_planned]
+    assert ["--ranks" in words for words in bench.commands] == [True, True, True, not is_planned]
 
 
 def test_a_command_that_is_refused_ends_its_sequence(tmp_path, monkeypatch) -> None:
