@@ -3460,8 +3460,8 @@ BREAKS = (
     Break(
         "audit_without_gradients",
         "runtime/audited.py",
-        "{**state[0], **self._given}",
-        "{**state[0]}",
+        "tensors = {**tensors, **self._given}",
+        "tensors = {**tensors}",
         ("tests/training/test_audit.py",),
         "gradients of an audited step are not kept, and so are not compared",
     ),
@@ -3476,8 +3476,8 @@ BREAKS = (
     Break(
         "audit_from_the_last_state",
         "training/audit.py",
-        "replace(self.case, steps=(step,), resume=before)",
-        "replace(self.case, steps=(step,))",
+        "        case = replace(case, resume=before)\n",
+        "        assert before is not None\n",
         ("tests/training/test_audit.py",),
         "the plain loop goes on from its own last step, not from the state that was kept",
     ),
@@ -3582,8 +3582,8 @@ BREAKS = (
     Break(
         "updates_that_forget_are_compared",
         "training/audit.py",
-        "if found.problem and self.case.updates and (why := self.case.forgets()):",
-        "if not found.problem and self.case.updates and (why := self.case.forgets()):",
+        "if found.problem and case.updates and (why := case.forgets()):",
+        "if not found.problem and case.updates and (why := case.forgets()):",
         ("tests/training/test_audit.py",),
         "a hook that counts its calls is said to differ, and costs its trial where nothing does",
     ),

@@ -174,6 +174,9 @@ class Device:
         return _fork_rng([]) if self.is_cpu else _fork_rng([self.index], device_type=self.kind)
 
 
+_HOST = Device(CPU)  # asked for at every op that draws
+
+
 @cache
 def _kind() -> str:
     """Return the kind of device on which this process and its children compute."""
@@ -186,7 +189,7 @@ def _kind() -> str:
 def here() -> Device:
     """Return the device of this process: the accelerator of its local rank, or the CPU."""
     kind = _kind()
-    return Device(kind, 0 if kind == CPU else int(os.environ.get("LOCAL_RANK", "0")))
+    return _HOST if kind == CPU else Device(kind, int(os.environ.get("LOCAL_RANK", "0")))
 
 
 def of(place: torch.device) -> Device:
