@@ -10,9 +10,13 @@ from torch import nn
 
 import penstock as ps
 from penstock.errors import CheckpointError, JobError
+from penstock.job import Job
 from penstock.plan import plan_by_hand
 from penstock.runtime import checkpoint
+from penstock.runtime.named import take_extra
+from penstock.runtime.values import put_value
 from penstock.training.export import chosen, save_pretrained, save_state, trained
+from penstock.training.imported import beginning_with
 from tests.examples.test_hf import job_of
 from tests.parity.training import Run, train
 
@@ -270,12 +274,52 @@ def test_a_model_without_save_pretrained_is_refused(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+class Counted(nn.Linear):
+    """Keeps a count, a tensor and a text beside its weights."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 1)
+        self.kept: object = None
+
+    def get_extra_state(self):
+        return self.kept
+
+    def set_extra_state(self, state):
+        self.kept = state
+
+
+COUNTED = Job(lambda: nn.Sequential(Counted()), len, iter, torch.optim.SGD)
+KEPT = [{"calls": 7, "mean": torch.arange(3.0), "why": ["a", (1, 2.5)]}, torch.ones(2), 5]
+
+
+@pytest.mark.parametrize("kept", KEPT, ids=["dict", "tensor", "number"])
+def test_extra_state_comes_out_of_an_export_and_goes_back_in(kept, tmp_path):
+    model = nn.Sequential(Counted())
+    model[0].kept = kept
+    save_state(model, tmp_path / "model.safetensors")
+    again = beginning_with(COUNTED, tmp_path / "model.safetensors").model()
+    assert torch.equal(again[0].weight, model[0].weight)
+    assert repr(again[0].kept) == repr(kept)
+
+
+def test_extra_state_of_a_checkpoint_is_loaded_with_its_weights(tmp_path):
+    model, other = nn.Sequential(Counted()), nn.Sequential(Counted())
+    model[0].kept = KEPT[0]
+    tensors = {f"weights/{name}": p.detach() for name, p in model.named_parameters()}
+    plain: dict[str, object] = {}
+    put_value("extra/0", model[0].kept, tensors, plain)
+    kept = checkpoint.Checkpoint(3, tensors, plain)
+    for target in (other, trained(COUNTED, kept)):
+        take_extra(target, tensors, plain)
+        assert repr(target[0].kept) == repr(KEPT[0])
+
+
 def test_a_state_that_is_no_tensor_is_refused(tmp_path):
     class Extra(Tied):
         def get_extra_state(self):
-            return {"epoch": 3}
+            return {"epoch": object()}
 
-    with pytest.raises(JobError, match="_extra_state, a dict"):
+    with pytest.raises(JobError, match="_extra_state, and in it a object"):
         save_state(Extra(), tmp_path / "model.safetensors")
     assert list(tmp_path.iterdir()) == []
 

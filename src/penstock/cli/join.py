@@ -16,6 +16,9 @@ def join(
         Path | None, typer.Option(help="The run's token, for who joins by an address.")
     ] = None,
     limit: Annotated[float, typer.Option(min=1.0, help="Seconds to wait to be taken in.")] = 60.0,
+    forget_state: Annotated[
+        bool, typer.Option("--forget-state", help="Go on without state that is not saved.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Be a rank of an elastic run that lost one, until it ends; a signal lets it leave before.
@@ -25,7 +28,13 @@ def join(
     from penstock.training.joining import join_run
 
     with face.only_results():
-        lived = join_run(run, token_file=token_file, limit_s=limit, listener=view.TERMINAL)
+        lived = join_run(
+            run,
+            token_file=token_file,
+            limit_s=limit,
+            forget_state=forget_state,
+            listener=view.TERMINAL,
+        )
     if as_json:
         face.show_json({"joined": run, "steps": lived.done, "over": lived.is_over})
     elif lived.is_over:

@@ -28,6 +28,7 @@ from penstock.runtime.kept import digest
 from penstock.runtime.rates import ReplayedRate
 from penstock.runtime.values import OddError, Plain, StateDictValue, Tensors, put_value, take_value
 
+EXTRA = "penstock extra state"  # of an exported file's metadata
 RATES, RANDOM, WHOLE = "state-rates", "state-random", "state-whole"
 _HINT = "let it be tensors, numbers and text, in lists, tuples and dicts"
 
@@ -39,7 +40,7 @@ def put_named(job: Job, model: nn.Module, tensors: Tensors, plain: Plain) -> Non
     """
     for name, value in job.state.items():
         _put(f"state/{name}", _content(value), tensors, plain)
-    for name, module in _with_extra(model):
+    for name, module in with_extra(model):
         _put(f"extra/{name}", module.get_extra_state(), tensors, plain)
     if (rate := replays_of(job)) is not None:
         plain[RATES] = len(rate.told)
@@ -60,7 +61,12 @@ def take_named(
     for name, value in job.state.items():
         if (place := f"state/{name}") in {*plain, *tensors}:
             _give_back(value, take_value(place, tensors, plain))
-    for name, module in _with_extra(model):
+    take_extra(model, tensors, plain)
+
+
+def take_extra(model: nn.Module, tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> None:
+    """Give modules of `model` the extra state that a checkpoint holds of them."""
+    for name, module in with_extra(model):
         if (place := f"extra/{name}") in {*plain, *tensors}:
             module.set_extra_state(take_value(place, tensors, plain))
 
@@ -170,7 +176,13 @@ def _put(place: str, value: object, tensors: Tensors, plain: Plain) -> None:
         raise CheckpointError(message, hint=_HINT) from None
 
 
-def _with_extra(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def extra_key(name: str) -> str:
+    """Return the key of a module's extra state in the `state_dict` of the model."""
+    return f"{name}._extra_state".removeprefix(".")
+
+
+def with_extra(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules that tell what they keep beside tensors, by name."""
     for name, module in model.named_modules():
         if type(module).get_extra_state is not nn.Module.get_extra_state:
             yield name, module

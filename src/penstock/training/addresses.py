@@ -30,6 +30,7 @@ class RunTerms(NamedTuple):
     until:    the loss at which it ends.
     mirror:   URL at which the folder is kept, too; "": nowhere else.
     audits:   whether members keep steps for audits.
+    forgets:  whether they go on without what no checkpoint holds.
     """
 
     every: CheckpointInterval = CheckpointInterval()
@@ -38,6 +39,7 @@ class RunTerms(NamedTuple):
     until: Goal | None = None
     mirror: str = ""
     audits: bool = False
+    forgets: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,7 +121,7 @@ def run_of(
     goal = None if session.goal is None else session.goal.goal
     audits = audits_of(session, plans[max(plans)]) is not None
     own = session.every, session.keep, session.checked, goal, session.mirror, audits
-    terms = RunTerms(*own)
+    terms = RunTerms(*own, session.care.forget)
     about = plans, steps.start, steps.stop, session.folder, resume
     cursors = cursors_in(session.folder) if resume is not None else ()
     by_ranks = session.job.batch_by_ranks, cursors

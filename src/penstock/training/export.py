@@ -5,6 +5,7 @@ A checkpoint names every parameter and buffer once, by its first name in the mod
 names, buffers that are not persistent left out.  Both are of the dtypes that were trained.
 """
 
+import json
 import os
 import secrets
 import shutil
@@ -23,6 +24,8 @@ from torch import Tensor, nn
 from penstock.errors import CheckpointError, JobError
 from penstock.job import Job
 from penstock.runtime import checkpoint
+from penstock.runtime.named import EXTRA, extra_key, take_extra, with_extra
+from penstock.runtime.values import OddError, Plain, Tensors, put_value
 
 _OTHER = "is it the run of another model, or of an older version of its code?"
 
@@ -43,6 +46,7 @@ def load_weights(model: nn.Module, folder: Path | str, which: str | int = "lates
     with torch.no_grad():
         for own, found in _pairs(model, kept.tensors):
             own.copy_(found)
+    take_extra(model, kept.tensors, kept.plain)
     return kept.step
 
 
@@ -89,6 +93,7 @@ def trained(job: Job, kept: checkpoint.Checkpoint) -> nn.Module:
     model = job.model()
     for own, found in _pairs(model, kept.tensors):
         own.data = found
+    take_extra(model, kept.tensors, kept.plain)
     return model
 
 
@@ -125,20 +130,42 @@ def _fleeting(model: nn.Module) -> set[str]:
 def save_state(model: nn.Module, path: Path) -> int:
     """Write the model's `state_dict` as one file of safetensors; return how many tensors it has.
 
-    Raises:   JobError: it holds something else than tensors.
+    What `get_extra_state` returns, if that is no tensor, is taken apart: tensors in it are beside
+    the others, the rest is JSON in the file's metadata.  `--from` gives it back.
+    Raises:   JobError: it holds something else.
               CheckpointError, OSError: no room or no permission; nothing half-written is left.
     """
     state: dict[str, Any] = model.state_dict()
+    extra = _taken_apart(model, state)
     for key, value in state.items():
         if not isinstance(value, Tensor) or value.layout != torch.strided:
             message = f"the model's state_dict holds {key}, a {type(value).__name__}"
             raise JobError(message, hint="a safetensors file holds only dense tensors")
     with _renamed(path) as part:
         copies = {key: value.detach().clone().contiguous() for key, value in state.items()}
-        save_file(copies, part, metadata={"format": "pt"})
+        save_file(copies, part, metadata={"format": "pt", **extra})
         with part.open("rb") as file:
             os.fsync(file.fileno())
     return len(state)
+
+
+def _taken_apart(model: nn.Module, state: dict[str, Any]) -> dict[str, str]:
+    """Put the tensors of extra state into `state`; return what is left of it, as metadata.
+
+    Raises:   JobError: something of it cannot be saved.
+    """
+    plain: Plain = {}
+    for name, _ in with_extra(model):
+        tensors: Tensors = {}
+        key = extra_key(name)
+        try:
+            put_value(key, state.pop(key), tensors, plain)
+        except OddError as odd:
+            message = f"the model's state_dict holds {key}, and in it a {odd}"
+            hint = "let it be tensors, numbers and text, in lists, tuples and dicts"
+            raise JobError(message, hint=hint) from None
+        state |= tensors
+    return {EXTRA: json.dumps(plain)} if plain else {}
 
 
 def save_pretrained(model: nn.Module, folder: Path) -> None:

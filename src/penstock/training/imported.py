@@ -7,6 +7,7 @@
 Names are those of the model's `state_dict`.  Of tied weights one name is enough.
 """
 
+import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,8 @@ from torch import Tensor, nn
 from penstock.errors import CheckpointError
 from penstock.files import read_json
 from penstock.job import Job
+from penstock.runtime.named import EXTRA, extra_key, with_extra
+from penstock.runtime.values import take_value
 from penstock.typed import damage, typed
 
 _ONE, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -43,7 +46,8 @@ def beginning_with(job: Job, place: Path | str) -> Job:
 
     def model() -> nn.Module:
         built = job.model()
-        if not any(value.is_meta for value in built.state_dict().values()):
+        held: Mapping[str, Any] = built.state_dict()
+        if not any(isinstance(value, Tensor) and value.is_meta for value in held.values()):
             _give(built, files, Path(place))
         return built
 
@@ -99,16 +103,21 @@ def _give(model: nn.Module, files: Mapping[str, Sequence[str]], place: Path) -> 
     Raises:   CheckpointError: names are missing or too many, or shapes differ; all are listed.
     """
     state: Mapping[str, Any] = model.state_dict(keep_vars=True)
-    own = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    extras = {extra_key(name): module for name, module in with_extra(model)}
+    own = {n: v for n, v in state.items() if isinstance(v, Tensor) and n not in extras}
     more = {name: value for name, value in model.named_buffers() if name not in own}
     given = {name for names in files.values() for name in names}
     held = {_memory(own[name]) for name in given & own.keys()}
     missing = [name for name in own if name not in given and _memory(own[name]) not in held]
-    unknown = sorted(given - own.keys() - more.keys())
+    parts = {name for name in given if name.partition("/")[0] in extras}
+    unknown = sorted(given - own.keys() - more.keys() - parts)
     if missing or unknown:
         raise _misfit(missing, unknown, place)
+    tensors: dict[str, Tensor] = {}
     with torch.no_grad():
         for name, value in _read(files):
+            if name in parts:
+                tensors[name] = value
             target = own.get(name)
             if target is None:  # a buffer that the model makes itself
                 continue
@@ -116,6 +125,21 @@ def _give(model: nn.Module, files: Mapping[str, Sequence[str]], place: Path) -> 
                 message = f"{name} is {list(value.shape)} in {place}, {list(target.shape)} in the"
                 raise CheckpointError(f"{message} model", hint="is it of another size?")
             target.copy_(value)
+    plain = _extra_in(files) if extras else {}
+    for key, module in extras.items():
+        if key in {*tensors, *plain}:
+            module.set_extra_state(take_value(key, tensors, plain))
+
+
+def _extra_in(files: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Return what is kept in the metadata of `files` of extra state, by key."""
+    found: dict[str, Any] = {}
+    for path in files:
+        with _opened(Path(path)) as file:
+            told: dict[str, str] = file.metadata() or {}
+        with damage(path, CheckpointError, hint="export it again"):
+            found |= typed(dict[str, Any], json.loads(told.get(EXTRA, "{}")))
+    return found
 
 
 def _read(files: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, Tensor]]:

@@ -72,6 +72,7 @@ def join_run(
     *,
     token_file: Path | str | None = None,
     limit_s: float = LIMIT_S,
+    forget_state: bool = False,
     listener: Listener = SILENT,
     notice: Callable[[], bool] = lambda: False,
 ) -> Lived:
@@ -80,12 +81,15 @@ def join_run(
     run:         its folder, or tcp://HOST:PORT, where one of its ranks listens.
     token_file:  of whoever cannot read the folder's file of addresses: its token.
     limit_s:     for which to wait to be taken in.
+    forget_state: whether this rank goes on without what no checkpoint holds, whatever the run does.
     notice:      whether this machine will go.
     Raises:   RunError: no such run, or it takes nobody in: it has as many ranks as there are plans
               for, or trains something else; its folder is not seen here.
               JobError: its job cannot be loaded.
     """
     known = _known(str(run), token_file)
+    forgets = forget_state or known.terms.forgets
+    known = replace(known, terms=known.terms._replace(forgets=forgets))
     with as_started(kept_job(Path(known.folder))):
         return _joined(known, limit_s, listener, notice)
 
@@ -272,4 +276,5 @@ def _task(folder: Path, known: Addresses, choice: Choice, step: int, resume: Pat
         compiled=choice.plan.compiled,
         joined=choice.plan.joined,
         audits=Audits(folder / HIDDEN, lambda: False) if known.terms.audits else None,
+        forgets=known.terms.forgets,
     )

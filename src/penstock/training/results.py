@@ -166,22 +166,31 @@ def _trained(
     told: tuple[Mapping[str, object], Breakdown | None, Bottleneck | None],
 ) -> Trained:
     """Return what a run gave; `told` are the last fields of that but one."""
-    module = trained_module(job, outcome, choice)
+    module = trained_module(job, outcome, choice, folder / "checkpoints")
     return Trained(folder, choice.plan if choice else None, outcome, *told, module)
 
 
 def trained_module(
-    job: Job, outcome: "Outcome", choice: Choice | None
+    job: Job, outcome: "Outcome", choice: Choice | None, checkpoints: Path
 ) -> "Callable[[], nn.Module]":
-    """Return what makes the trained module when it is first asked."""
+    """Return what makes the trained module when it is first asked.
+
+    checkpoints:  where what its modules keep beside tensors is.
+    """
     from penstock.graph.trace import build_model
+    from penstock.runtime import checkpoint
     from penstock.runtime.aside import bring_back
     from penstock.runtime.eager import load_model
+    from penstock.runtime.named import take_extra, with_extra
 
     def make() -> "nn.Module":
         model = choice.captured.model if choice else build_model(job)
         bring_back(model)
         load_model(model, outcome.weights)
+        newest = checkpoint.latest(checkpoints) if any(with_extra(model)) else None
+        if newest is not None:
+            kept = checkpoint.load(newest)
+            take_extra(model, kept.tensors, kept.plain)
         return model
 
     return cache(make)
