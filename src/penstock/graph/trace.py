@@ -50,7 +50,7 @@ from penstock.graph.rows import Placeholder, rows_of
 from penstock.graph.views import laid_together, overlaps_with
 from penstock.job import ROW, SCALED, Job
 
-_FEWEST_ASKED, _MOST_ASKED = 8, 64  # micro-batches whose answers are compared before a plan
+_ASKED = 32  # micro-batches whose answers are compared before a plan
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,9 +180,8 @@ def _for_answers(step: "_TracedStep") -> Capture:
     Raises:   UntraceableError: there is none, or one of the first batches answers otherwise.
     """
     found = step.capture(step.forward, asks=True)
-    most = min(max(_FEWEST_ASKED, 2 * step.job.micro_batches), _MOST_ASKED)
     try:
-        for batch in itertools.islice(started(step.job.data, 0), most):
+        for batch in itertools.islice(started(step.job.data, 0), _ASKED):
             found.leaves(batch)
     except GraphError as problem:
         raise UntraceableError(f"the model cannot be traced: {problem}") from None
