@@ -187,6 +187,14 @@ BREAKS = (
         "a loss by CTC with constant lengths ends in an error of ours",
     ),
     Break(
+        "a process beside the run is forgotten twice",
+        "runtime/stuck.py",
+        "        if not self._is_closed:\n",
+        "        if True:\n",
+        ("tests/runtime/test_stuck.py",),
+        "a run whose audit has ended before it ends with: Bad file descriptor",
+    ),
+    Break(
         "what forward makes for itself is state",
         "graph/lasting.py",
         "if name in first or name in saved}",

@@ -1,6 +1,7 @@
 """A forked process that waits for a thread that it does not have ends with the line; no other."""
 
 import multiprocessing
+import os
 import queue
 import threading
 from collections.abc import Callable
@@ -102,3 +103,14 @@ def test_a_process_beside_that_is_stuck_is_told():
 def test_nobody_is_stuck_who_is_not_there():
     with closing(StuckWatch()) as watch:
         assert not any(watch.is_stuck(2**22 + 1) for _ in range(3))
+
+
+def test_what_has_answered_can_be_closed_again():
+    beside = Aside(lambda: 7)
+    found = None
+    while found is None:
+        found = beside.poll(1.0)
+    assert found == (7,)
+    with open(os.devnull) as other:
+        beside.close()
+        assert os.fstat(other.fileno())

@@ -38,6 +38,7 @@ class StuckWatch:
 
     def __init__(self) -> None:
         self._file = os.memfd_create("penstock lines")
+        self._is_closed = False
         self._was_stuck = False
 
     def begin(self) -> None:
@@ -64,8 +65,10 @@ class StuckWatch:
         return STUCK.format("")
 
     def close(self) -> None:
-        """Forget the process."""
-        os.close(self._file)
+        """Forget the process; a second time nothing: the number may be another file's by then."""
+        if not self._is_closed:
+            self._is_closed = True
+            os.close(self._file)
 
 
 def _waits(pid: int) -> bool:
