@@ -169,6 +169,25 @@ def test_a_window_that_differs_from_its_definition_is_named(change, named, tmp_p
     assert named in rows[-1].problem
 
 
+def filled_anew(start: int) -> Iterator[object]:
+    """Yield the same two tensors again and again, each time with another micro-batch in them."""
+    memory = None
+    for batch in models.data(start):
+        if memory is None:
+            memory = {key: value.clone() for key, value in batch.items()}
+        for key, value in batch.items():
+            memory[key].copy_(value)
+        yield memory
+
+
+def test_memory_that_data_fills_anew_is_audited_as_the_step_read_it(tmp_path):
+    plan = plan_of(captured("dropout", EXACT).graph, "one_f_one_b", 2, 4, replicas=2)
+    case = planned("dropout", plan)
+    case = replace(case, job=replace(case.job, data=filled_anew))
+    kept(case, tmp_path)
+    assert [row.problem for row in audited_by(case_of(case, (0,)), tmp_path)] == ["", ""]
+
+
 def test_a_window_of_another_plan_is_not_audited(tmp_path):
     graph = captured("gpt", EXACT).graph
     case = planned("gpt", plan_of(graph, "double_buffered", 2, 2))
