@@ -37,6 +37,7 @@ def test_accelerator_of_a_kind_without_a_row_stays_idle(monkeypatch: pytest.Monk
     monkeypatch.setattr(
         torch.accelerator, "current_accelerator", lambda check_available=False: other
     )
+    monkeypatch.setattr(torch.xpu, "is_available", lambda: True)
     device._kind.cache_clear()
     try:
         assert here() == HOST

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import penstock
 from tests.rehearsal.library import cache_folder
 
 ROOT = Path(__file__).parent.parent.parent
+SRC = Path(penstock.__file__).parent.parent  # what is tested, which may be a copy
 LIMIT_S = 240.0
-PATHS = {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "src"))), "OMP_NUM_THREADS": "1"}
+PATHS = {"PYTHONPATH": os.pathsep.join((str(ROOT), str(SRC))), "OMP_NUM_THREADS": "1"}
 _LAUNCHER = ("-m", "tests.rehearsal.launcher")
 
 
