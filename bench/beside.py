@@ -4,7 +4,8 @@
 
 AdamW, one micro-batch a rank and step.  Models: the GPT of bench/models.py; the same with a
 vocabulary of 16,384, which is one huge embedding and one huge head; the same with four experts in
-place of each two-layer network, mixed by a gate.  Ours is a plan; a peer is fsdp2 (fully_shard of
+place of each two-layer network, mixed by a gate; the same with one micro-batch of eight samples a
+step, of which each rank takes its part.  Ours is a plan; a peer is fsdp2 (fully_shard of
 each block and of the whole, freed after forward), fsdp2_keep (kept for the backward) or ddp
 (DistributedDataParallel).  All train the same samples and have to come to the same weights.
 Free: all ranks on this host, where ours goes through shared memory.  Else the ranks are in two
@@ -37,7 +38,6 @@ from bench.models import GPT, Block, Pieces, Size, loss, micro_batches
 from bench.network import line
 from penstock import _compat
 from penstock.cluster import Cluster, Host, Link
-from penstock.graph.split import split
 from penstock.graph.trace import Capture, build_model, capture
 from penstock.heap import keep_freed_memory
 from penstock.job import Job
@@ -51,6 +51,8 @@ from penstock.runtime.rank import Rank
 from penstock.runtime.transport import Transport
 from penstock.simulate.of_program import simulate
 from penstock.timeline import peak_bytes, step_s
+from penstock.training.listener import SILENT
+from penstock.training.prepare import joined_step
 
 RANKS = (2, 4)
 RATES = (float("inf"), 150e6, 20e6)  # bytes/s; the first is free
@@ -60,6 +62,7 @@ SLOW = 100e6  # bytes/s, below which one step of each side is enough
 CLOSE = 2e-3  # what weights may differ by: sums are rounded in another order
 PEERS = ("fsdp2", "fsdp2_keep", "ddp")
 MODELS = ("gpt", "embedding", "experts")
+ONE_BATCH = "one batch"
 
 
 def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -90,6 +93,7 @@ class Experts(nn.Module):
 
 def model_of(name: str) -> tuple[Size, Callable[[], nn.Module]]:
     size = replace(GPT, vocabulary=16_384) if name == "embedding" else GPT
+    size = replace(GPT, micro_batch=8) if name == ONE_BATCH else size
 
     def make() -> nn.Module:
         model = Pieces(size, range(size.blocks + 2))
@@ -115,7 +119,7 @@ class Side(NamedTuple):
 
 
 def ours(job: Job, captured: Capture, plan: Plan, end: Transport) -> Side:
-    captured = split(captured, dict(plan.split))
+    job, captured = joined_step(job, captured, plan.joined, plan.split, SILENT)
     program, stages = lower_plan(plan, captured.graph), stages_of(plan, captured.graph)
     rank, steps = Rank(captured, stages, job, end), itertools.count()
     calls = rank.bind(program)
@@ -151,6 +155,9 @@ def peer(name: str, kind: str, end: Transport) -> Side:
             fully_shard(block, mesh=mesh, reshard_after_forward=frees)
         fully_shard(model, mesh=mesh, reshard_after_forward=frees)
     batches, numbers = micro_batches(size), itertools.count(end.rank, end.num_ranks)
+    if name == ONE_BATCH:
+        mine = ((each.chunk(end.num_ranks)[end.rank] for each in batch) for batch in batches)
+        batches, numbers = [(x, y) for x, y in mine], itertools.count()
     optimizer = adamw(wrapped.parameters())
 
     def step() -> None:
@@ -264,7 +271,10 @@ def hold(folder: Path) -> None:
     plans = {path.stem: Plan.load(path) for path in sorted((folder / "plans").iterdir())}
     ranks = int(os.environ["WORLD_SIZE"])
     captured = capture(job_of(name))
-    programs = (lower_plan(p, split(captured, dict(p.split)).graph) for p in plans.values())
+    each = (
+        joined_step(job_of(name), captured, p.joined, p.split, SILENT)[1] for p in plans.values()
+    )
+    programs = (lower_plan(p, own.graph) for p, own in zip(plans.values(), each, strict=True))
     groups = {one.ranks for program in programs for one in program.code.reductions}
 
     def work(end: Transport) -> dict[str, Told]:

@@ -1,10 +1,12 @@
-"""Replicas beside torch's DistributedDataParallel: one micro-batch each, sums beside the backward.
+"""Replicas beside torch's DistributedDataParallel: one micro-batch each, sums beside the backward;
+and one micro-batch of eight samples among all of them.
 
     python -m bench.replicas [--json] [--quick] [--rounds N]
 
 The GPT of bench/models.py, AdamW; two and four ranks that torchrun starts, by turns in the same
 processes and over the links of bench/beside.py.  Ours is one stage in units, a block each, whose
-gradients are summed as they are made; the peer is DDP with its default buckets, over gloo.
+gradients are summed as they are made; the peer is DDP with its default buckets, over gloo.  Where
+there is one micro-batch, ours divides it as a plan does, and DDP is given the rows of each rank.
 
 ours_s, peer_s    seconds of a step on the slowest rank, median over the rounds
 ratio             ours_s / peer_s: the median of the rounds' ratios
@@ -17,8 +19,11 @@ import json
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from fractions import Fraction
 
 from bench.beside import (
+    ONE_BATCH,
     RANKS,
     RATES,
     job_of,
@@ -33,27 +38,32 @@ from bench.network import can_throttle
 from penstock.graph.trace import Capture, capture
 from penstock.plan import Plan, plan_by_hand
 from penstock.profile.measure import measure
+from penstock.taken import Taken
+from penstock.training.listener import SILENT
+from penstock.training.prepare import joined_step
 
 ROUNDS = 5
 OURS, PEER = "ours", "ddp"
 Row = dict[str, float | int | str]
 
 
-def plan_of(captured: Capture, ranks: int) -> Plan:
-    """Return plain replicas in units of a block."""
+def plan_of(captured: Capture, ranks: int, joined: Taken) -> Plan:
+    """Return plain replicas in units of a block; `joined` of the job's micro-batches for each."""
     whole = plan_by_hand(captured.graph, (), "gpipe", num_micro_batches=1, replicas=ranks)
-    return whole.refined(captured.graph)
+    return replace(whole.refined(captured.graph), joined=joined)
 
 
 def rows(name: str, sizes: Sequence[int], rates: Sequence[float], rounds: int) -> Iterator[Row]:
     job, size = job_of(name), model_of(name)[0]
-    captured = capture(job)
-    profile = measure(captured, job, beside=1)
+    whole = capture(job)
     for where in itertools.product(sizes, rates):
-        plan = plan_of(captured, where[0])
+        joined = Fraction(1, where[0]) if name == ONE_BATCH else 1
+        own, captured = joined_step(job, whole, joined, (), SILENT)
+        profile = measure(captured, own, beside=1)
+        plan = plan_of(captured, where[0], joined)
         told = played(name, {OURS: plan}, where, rounds, [PEER])
         yield {
-            "model": size.name,
+            "model": size.name if name == "gpt" else name,
             "ranks": where[0],
             "link": link_of(where[1]),
             "ours_s": statistics.median(told[OURS].times_s),
@@ -75,16 +85,19 @@ def main() -> None:
     if not can:
         print(f"only free links: {why}", file=sys.stderr)
     sizes, rounds = (RANKS[:1], 3) if given.quick else (RANKS, given.rounds)
-    found = rows("gpt", sizes, RATES if can else RATES[:1], rounds)
+    rates = RATES if can else RATES[:1]
+    found = itertools.chain.from_iterable(
+        rows(name, sizes, rates, rounds) for name in ("gpt", ONE_BATCH)
+    )
     if given.json:
         print(json.dumps({"machine": machine(), "rows": list(found)}))
         return
     print(
-        f"{'model':<7}{'ranks':>5}{'link':>11}{'ours':>9}{'peer':>9}{'ratio':>8}{'predicted':>11}"
+        f"{'model':<10}{'ranks':>5}{'link':>11}{'ours':>9}{'peer':>9}{'ratio':>8}{'predicted':>11}"
     )
     for row in found:
         times = "".join(f"{row[name]:>7.3f} s" for name in ("ours_s", "peer_s"))
-        own = f"{row['model']:<7}{row['ranks']:>5}{row['link']:>11}{times}"
+        own = f"{row['model']:<10}{row['ranks']:>5}{row['link']:>11}{times}"
         print(f"{own}{row['ratio']:>8.3f}{row['predicted_s']:>9.3f} s", flush=True)
 
 
