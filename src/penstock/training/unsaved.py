@@ -14,6 +14,7 @@ Left out:  the model, its optimizer, what `Job.state` names; what is only counte
 
 import gc
 import re
+import sys
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -71,9 +72,10 @@ def look(
     walk = Walk(codes, tensor=token, values=_AllTold(), inside=True)
     skipped = list(skipped)
     walk.seen |= {id(one) for one in skipped}
-    for own in _instances(codes):
+    functions = functions_of(codes)
+    for own in _instances(functions):
         walk.put(type(own).__qualname__, type(own).__qualname__, own)
-    for function in sorted(functions_of(codes), key=lambda one: key_of(one.__code__)):
+    for function in sorted(functions, key=lambda one: key_of(one.__code__)):
         walk.function(function)
     walk.go()
     return {place: tuple(sorted(map(str, told))) for place, told in walk.values.items()}  # type: ignore[call-overload]
@@ -125,21 +127,46 @@ def key_of(code: CodeType) -> Key:
     return code.co_filename, code.co_firstlineno, code.co_name
 
 
-def _instances(codes: Collection[CodeType]) -> list[object]:
-    """Return the objects that are alive and whose class has a method among `codes`."""
-    functions = functions_of(codes)
-    members = [one for one in gc.get_referrers(*functions) if type(one) is dict]
-    kinds = (
-        [one for one in gc.get_referrers(*members) if issubclass(type(one), type)]
-        if members
-        else []
-    )
+def _instances(functions: Collection[FunctionType]) -> list[object]:
+    """Return the objects that are alive and whose class has a method among functions."""
+    kinds = [*filter(None, map(_class_named, functions))]
+    unnamed = [one for one in functions if _is_method(one) and _class_named(one) is None]
+    kinds += _classes(unnamed) if unnamed else []
     for kind in kinds:
         kinds += [one for one in type.__subclasses__(kind) if one not in kinds]
-    found = [one for one in gc.get_referrers(*kinds) if issubclass(type(one), tuple(kinds))]
     others = nn.Module, Optimizer, type
-    found = [one for one in found if not issubclass(type(one), others)] if kinds else []
+    wanted = tuple({kind for kind in kinds if not issubclass(kind, others)})
+    if not wanted:
+        return []
+    found = [one for one in gc.get_referrers(*wanted) if issubclass(type(one), wanted)]
+    found = [one for one in found if not issubclass(type(one), others)]
     return sorted(found, key=lambda one: type(one).__qualname__)
+
+
+def _is_method(function: FunctionType) -> bool:
+    """Return whether a function was written in a class."""
+    *_, holder, _ = ("", *function.__qualname__.split("."))
+    return holder not in ("", "<locals>")
+
+
+def _class_named(function: FunctionType) -> type | None:
+    """Return the class of a method by its names; None where these lead to none that has it.
+
+    To ask the collector who refers to it goes through all that is alive, several times.
+    """
+    found: Any = sys.modules.get(function.__module__)
+    for name in function.__qualname__.split(".")[:-1]:
+        found = vars(found).get(name) if hasattr(found, "__dict__") else None
+    if not isinstance(found, type) or found is type:
+        return None
+    return found if vars(found).get(function.__name__) is function else None
+
+
+def _classes(functions: Collection[FunctionType]) -> list[type]:
+    """Return the classes that have some functions, of whatever name."""
+    members = [one for one in gc.get_referrers(*functions) if type(one) is dict]
+    found = gc.get_referrers(*members) if members else []
+    return [one for one in found if issubclass(type(one), type)]
 
 
 @final
