@@ -28,7 +28,7 @@ def test_model_that_cannot_be_traced_has_one_row_with_the_reason(monkeypatch) ->
 
     job = Job(
         model=lambda: torch.nn.Linear(2, 2),
-        loss=lambda model, x: model(x).sum() if x.sum() > 0 else model(-x).sum(),
+        loss=lambda model, x: model(x).sum() if model(x).sum() > 0 else model(-x).sum(),
         data=data,
         optimizer=lambda weights: torch.optim.SGD(weights, lr=0.1),
     )

@@ -16,7 +16,7 @@ from tests.bench.sides import play_tiny
 
 def test_gradients_of_every_unit_but_the_last_are_summed_beside_the_backward():
     captured = capture(TINY.job())
-    plan = replicas.plan_of(captured, 4)
+    plan = replicas.plan_of(captured, 4, 1)
     code = lower_plan(plan, captured.graph).code[0]
     last = max(at for at, one in enumerate(code) if isinstance(one, Compute))
     sums = [at for at, one in enumerate(code) if isinstance(one, Reduce)]

@@ -118,7 +118,7 @@ def test_measuring_is_done_once_and_again_for_other_companions(
     job = mlp.job()
     captured, times = capture(job), []
 
-    def counted(*arguments: object, beside: int) -> Profile:
+    def counted(*arguments: object, beside: int, apart: object) -> Profile:
         times.append(beside)
         return replace(PROFILE, graph=captured.graph.digest, beside=beside)
 

@@ -572,6 +572,7 @@ FOUND = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("then", "number", "state", "what"), FOUND)
 def test_impurity_is_found_with_its_line_where_a_model(then, number, state, what: str) -> None:
     found = impurities(job(then, state=state))
@@ -1077,6 +1078,7 @@ def seeds_what_it_keeps(net: Net, x: Tensor) -> Tensor:
     return x + torch.randn(D, generator=net.source.manual_seed(3))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("then", "state"),
     [
@@ -1126,6 +1128,7 @@ PURE = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PURE)
 def test_nothing_is_found_in(name: str) -> None:
     assert impurities(PURE[name]) == ()

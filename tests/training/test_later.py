@@ -130,6 +130,7 @@ def patches_forward(model: nn.Sequential, _: object) -> None:
     model.forward = lambda x: old(x) / 2  # type: ignore[method-assign]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("act", "by", "what", "where"),
     [

@@ -131,6 +131,7 @@ def by_chance() -> Job:
 GOES_ON = [by_name, by_flow, by_data, by_rate, by_chance, job_of]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("make", ANEW)
 def test_what_would_begin_anew_is_refused_with_its_line(make):
     job = make()
@@ -140,6 +141,7 @@ def test_what_would_begin_anew_is_refused_with_its_line(make):
     assert "Job.state" in refused.value.hint
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("make", GOES_ON)
 def test_what_a_checkpoint_or_a_replay_brings_back_is_not(make):
     job = make()

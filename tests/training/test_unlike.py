@@ -111,6 +111,7 @@ def job_of(name: str) -> Job:
     return Job(model, loss, data, lambda w: torch.optim.SGD(w, lr=0.1), micro_batches=4)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CASES)
 def test_replicas_train_what_no_plan_does(name: str) -> None:
     job = job_of(name)

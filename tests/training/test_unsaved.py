@@ -244,6 +244,7 @@ LOST = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("make", LOST)
 def test_what_is_kept_beside_is_refused_with_its_line(make):
     job = make()
