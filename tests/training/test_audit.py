@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -51,6 +52,8 @@ from penstock.training.audit_desk import AuditDesk
 from penstock.training.audit_pace import AuditBasis, Pace, used_with_s
 from penstock.training.audits import SHORT, Audit, Audited, AuditTerms, parse_audit
 from penstock.training.judge import Case
+from penstock.training.listener import SILENT
+from penstock.training.prepare import joined_step
 from penstock.training.prove import Planned, case_of, owners_of_replicas
 from penstock.training.windows import windows_of
 from tests.parity import models
@@ -70,9 +73,10 @@ def kept(case: Planned, folder: Path, steps: int = 4, share: Callable[[], bool] 
     task = Task(
         case.captured,
         stages_of(plan, graph),
-        merged(case.job, plan.joined),
+        merged(case.job, plan.joined, case.captured.batch.division),
         repeated(lower_plan(plan, graph), range(steps)),
         checkpoints=folder / "checkpoints",
+        joined=plan.joined,
         audits=Audits(folder / HIDDEN, share),
     )
     run_threads(partial(work, task), plan.total_ranks, lambda step: None, groups=task.groups)
@@ -123,6 +127,16 @@ def test_kept_steps_equal_the_plain_ones(name, schedule, stages, options, tmp_pa
     assert all("gradients" in row.found and "update" in row.found for row in rows)
     assert not list((tmp_path / HIDDEN).iterdir())  # what was audited is gone
     assert audited_in(tmp_path / "checkpoints") == 4
+
+
+def test_step_whose_micro_batches_are_divided_equals_the_plain_one(tmp_path):
+    job = job_of("dropout", EXACT, "adamw", micro_batches=1)
+    _, made = joined_step(job, captured("dropout", EXACT), Fraction(1, 3), (), SILENT)
+    plan = replace(plan_of(made.graph, "one_f_one_b", 1, 1, replicas=3), joined=Fraction(1, 3))
+    case = Planned(job, made, plan)
+    kept(case, tmp_path)
+    rows = audited_by(case_of(case, (0,)), tmp_path)
+    assert [(row.step, row.problem) for row in rows] == [(0, ""), (3, "")]
 
 
 @pytest.mark.parametrize(

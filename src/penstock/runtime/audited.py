@@ -89,7 +89,7 @@ class StepKeeper:
         self._part, self._watched, self._held = part, watched, held
         self._attempt = attempt
         self._given: dict[str, Tensor] = {}
-        self._losses: list[tuple[float, int]] = []
+        self._losses: list[tuple[float, float]] = []
         self._ends: list[Callable[[], None]] = []
         self._law, self._steps = "", 1
         self._folder = audits.folder

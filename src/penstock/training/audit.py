@@ -324,8 +324,8 @@ def _gathered(place: Path, step: int) -> tuple[dict[str, tuple[float, float]], s
     return {rank: _pair(value) for rank, value in own.items()}, str(plain.get(LAW, "")), steps
 
 
-def _rows(value: Any) -> list[tuple[float, int]]:
-    return [(float(loss), int(count)) for loss, count in value]
+def _rows(value: Any) -> list[tuple[float, float]]:
+    return [(float(loss), float(count)) for loss, count in value]
 
 
 def _pair(value: Any) -> tuple[float, float]:
