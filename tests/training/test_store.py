@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from penstock.training.outside import NOTES
 from penstock.training.store import keep, kept, key_of
 from tests.parity.models import job_of
 
@@ -18,7 +17,6 @@ class Note:
 @pytest.fixture(autouse=True)
 def _folder(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    NOTES.taken()  # of what jobs of other tests have read
 
 
 def test_the_same_job_finds_what_was_kept(tmp_path):
