@@ -4,7 +4,7 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -50,12 +50,8 @@ def handed_on(pids: Sequence[int]) -> Generator[None]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
-    before = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with _answering(hand_on):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
@@ -74,9 +70,16 @@ def _hearing(board: "Board", *, tells: bool) -> Generator[None]:
             with contextlib.suppress(OSError):
                 os.write(2, _FIRST)  # a print could have been interrupted by this very call
 
-    before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}
+    with _answering(hear):
+        yield
+
+
+@contextlib.contextmanager
+def _answering(handler: Callable[[int, object], None]) -> Generator[None]:
+    """While active, let `handler` answer the signals that end a program."""
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, own in before.items():
+            signal.signal(number, own)

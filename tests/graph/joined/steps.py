@@ -1,10 +1,14 @@
 """Steps: losses, models and ops between them that joined and divided steps are tried on."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.graph.joined.joining import net
+from penstock import Job
+from tests.graph.joined.joining import in_64_bits, net
+from tests.graph.zoo import job_of
 
 
 def rows(generator: torch.Generator) -> dict[str, Tensor]:
@@ -218,3 +222,24 @@ ENDS = tuple(
     COUPLED[name]
     for name in ("ignored labels", "class weights", "sample weights", "skipped", "mse", "sum")
 )
+
+
+def any_step(middles: Sequence[int], end: int) -> Job:
+    """Return a job whose model goes through some of MIDDLES to one of ENDS, in float64."""
+
+    class Through(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(8, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            z = self.first(x)
+            for number in middles:
+                z = MIDDLES[number](z, self.batch)
+            return self.last(z)
+
+    def loss(m, b):
+        m.__dict__["batch"] = b
+        return ENDS[end](m, b)
+
+    return in_64_bits(job_of(Through, rows, loss))

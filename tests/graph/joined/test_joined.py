@@ -10,7 +10,16 @@ from penstock.errors import GraphError
 from penstock.graph.joined.joined import joined
 from penstock.graph.trace import capture
 from tests.graph.joined.joining import apart, difference, in_64_bits, net
-from tests.graph.joined.steps import COUPLED, ENDS, MIDDLES, ORDINARY, labelled, of_classes, rows
+from tests.graph.joined.steps import (
+    COUPLED,
+    ENDS,
+    MIDDLES,
+    ORDINARY,
+    any_step,
+    labelled,
+    of_classes,
+    rows,
+)
 from tests.graph.zoo import JOBS, floats, job_of
 
 EXACT = 1e-10  # in float64
@@ -133,22 +142,7 @@ def test_leaf_without_a_first_dim_is_not_joined():
     st.integers(0, 5),
 )
 def test_any_joined_step_is_the_mean_of_its_parts(middles, end, count, first):
-    class Through(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.last = nn.Linear(8, 4), nn.Linear(4, 4)
-
-        def forward(self, x):
-            z = self.first(x)
-            for number in middles:
-                z = MIDDLES[number](z, self.batch)
-            return self.last(z)
-
-    def loss(m, b):
-        m.__dict__["batch"] = b
-        return ENDS[end](m, b)
-
-    job = in_64_bits(job_of(Through, rows, loss))
+    job = any_step(middles, end)
     try:
         step = joined(capture(job), count)
     except GraphError:  # nothing would be gained

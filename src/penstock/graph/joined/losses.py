@@ -34,7 +34,7 @@ BACKWARD_OF_CLASSES = (
 def of_classes(made: Joiner, node: fx.Node) -> State | None:
     """Return the loss of each micro-batch and how many labels count in it."""
     source, labels, weight, reduction, ignored = node.args
-    found = _samples(made, node, source, labels)  # pyright: ignore[reportArgumentType]
+    found = with_labels(made, node, source, labels)  # pyright: ignore[reportArgumentType]
     if found is None or weight is not None or len(shape_of(labels)) == 0:  # pyright: ignore
         return None
     whole = made.op(node, node.target, *found, None, _NONE, ignored)
@@ -52,7 +52,7 @@ def of_classes(made: Joiner, node: fx.Node) -> State | None:
     return Several((_taken_apart(made, node, losses), _taken_apart(made, node, counts)))
 
 
-def _samples(
+def with_labels(
     made: Joiner, node: fx.Node, source: fx.Node, labels: fx.Node
 ) -> tuple[fx.Node, fx.Node] | None:
     """Return log-probabilities and labels of all samples, the former beside one another already."""
@@ -76,7 +76,7 @@ def _taken_apart(made: Joiner, node: fx.Node, vector: fx.Node) -> Apart:
 def of_classes_backward(made: Joiner, node: fx.Node) -> State | None:
     """Return the gradient of the log-probabilities (or of the logits) of all samples."""
     gradient, source, labels, weight, reduction, ignored, _ = node.args
-    found = _samples(made, node, source, labels)  # pyright: ignore[reportArgumentType]
+    found = with_labels(made, node, source, labels)  # pyright: ignore[reportArgumentType]
     if found is None or weight is not None or len(shape_of(labels)) == 0:  # pyright: ignore
         return None
     if reduction == _NONE:

@@ -17,7 +17,7 @@ from penstock.graph.dims import aten, shape_of
 from penstock.graph.joined.along import argument, dims_of
 from penstock.graph.joined.divider import ALIKE, CouplesError, Divider
 from penstock.graph.joined.joiner import Abreast, Joiner, Same, Several, State, Sum
-from penstock.graph.joined.losses import BACKWARD_OF_CLASSES, FORWARD_OF_CLASSES
+from penstock.graph.joined.losses import BACKWARD_OF_CLASSES, FORWARD_OF_CLASSES, with_labels
 from penstock.graph.joined.rules import OF_PAIRS, ruled
 
 _NONE, _MEAN = 0, 1  # kinds of reduction; 2: a sum
@@ -148,7 +148,7 @@ def _of_pairs_backward(made: Divider, node: fx.Node) -> State | None:
 def _of_classes(made: Divider, node: fx.Node) -> State | None:
     """Return the loss over classes: what the part adds to it, and how much all labels weigh."""
     source, labels, weight, reduction, ignored = _untyped(node.args)
-    found = _samples(made, node, source, labels)
+    found = with_labels(made, node, source, labels)
     if found is None or not made.is_same(weight):
         return None
     if labels not in made.of_batch and not made.is_same(labels):
@@ -160,15 +160,6 @@ def _of_classes(made: Divider, node: fx.Node) -> State | None:
     if reduction == _MEAN:
         loss = made.op(node, aten.div.Tensor, loss, total)
     return Several((Sum(loss), Same(total)))
-
-
-def _samples(
-    made: Divider, node: fx.Node, source: fx.Node, labels: fx.Node
-) -> tuple[fx.Node, fx.Node] | None:
-    if made.dim_of(source) != 0 or len(shape_of(source)) < 2:
-        return None
-    one, other = made.beside(source, 0, node), made.beside(labels, 0, node)
-    return None if one is None or other is None else (one, other)
 
 
 def _total(
@@ -189,7 +180,7 @@ def _total(
 
 def _of_classes_backward(made: Divider, node: fx.Node) -> State | None:
     gradient, source, labels, weight, *more, total = _untyped(node.args)
-    found = _samples(made, node, source, labels)
+    found = with_labels(made, node, source, labels)
     if found is None or not made.is_same(gradient, weight, total):
         return None
     own = None if weight is None else made.same(weight)
