@@ -355,6 +355,14 @@ BREAKS = (
         "a whole micro-batch is written as a part",
     ),
     Break(
+        "sampled_ratios_of_another_step",
+        "training/replan.py",
+        "row = row if way.is_of(ran) else of_another_step(own, row, profile)",
+        "row = row if own else of_another_step(own, row, profile)",
+        ("tests/profile/test_sampled.py",),
+        "what a run tells of its ops is taken for those of another step",
+    ),
+    Break(
         "joined_lengths_unlike",
         "graph/merge.py",
         "        if len(kinds) > 1:",

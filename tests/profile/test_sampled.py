@@ -65,3 +65,29 @@ def test_step_is_found_however_its_micro_batches_are_joined_and_no_other_one(tmp
     assert steps_path(tmp_path, joined, job, 1) != own  # a step of twice as many samples
     assert steps_path(tmp_path, made, job, 0) != own
     assert steps_path(None, made, job, 1) is None
+
+
+def test_what_a_run_tells_of_one_step_holds_for_steps_with_other_ops():
+    from fractions import Fraction
+
+    from penstock.training.choose import Joining
+    from penstock.training.listener import SILENT
+    from penstock.training.prepare import joined_step
+    from penstock.training.replan import corrected
+    from tests.parity.models import plan_of
+
+    job, whole = job_of("gpt", torch.float32, micro_batches=4), captured("gpt", torch.float32)
+    ways = []
+    for count in (1, 2, Fraction(1, 3)):
+        own, made = joined_step(job, whole, count, (), SILENT)
+        ops = len(made.graph.nodes)
+        profile = replace(PROFILE, op_s=(0.5,) * ops, workspace_bytes=(0,) * ops)
+        ways.append(Joining(count, own, made, (profile,)))
+    ran = replace(plan_of(ways[1].captured.graph, "gpipe", 1, 2), joined=2)
+    last = len(ways[1].profiles[0].op_s) - 1
+    assert last >= len(ways[0].profiles[0].op_s)  # an op that the others have not
+    told = [(ways[1].profiles[0], StepRatios({0: 1.0, last: 4.0}, None, 8))]
+    found = [corrected(way, ran, told).profiles[0].op_s for way in ways]
+    assert [len(row) for row in found] == [len(way.profiles[0].op_s) for way in ways]
+    assert len({*found[0], *found[2]}) == 1  # the mean of what was sampled
+    assert found[1][last] > found[0][0] > found[1][0]

@@ -120,9 +120,7 @@ def with_run(before: Sampled | None, profile: Profile, told: StepRatios) -> Samp
     """
     steps = min(before.steps, _MOST) if before else 0
     weight = told.steps / (steps + _PRIOR + told.steps)
-    whole_s = sum(profile.op_s[op] for op in told.ops)
-    parts = (profile.op_s[op] * log(ratio) for op, ratio in told.ops.items())
-    others = exp(sum(parts) / whole_s) if whole_s else 1.0
+    others = _mean(profile, told)
     count = len(profile.op_s)
     own = before.ratios if before else (1.0,) * count
     ratios = tuple(_within(own[op] * told.ops.get(op, others) ** weight) for op in range(count))
@@ -130,6 +128,21 @@ def with_run(before: Sampled | None, profile: Profile, told: StepRatios) -> Samp
     runs = 1 + (before.runs if before else 0)
     total = told.steps + (before.steps if before else 0)
     return Sampled(profile.device, profile.versions, ratios, _within(update), total, runs)
+
+
+def of_another_step(profile: Profile, told: StepRatios, other: Profile) -> StepRatios:
+    """Return what a run, by `profile`, tells of a step with other ops, of `other`: each takes the
+    mean of those that were sampled.
+    """
+    ops = dict.fromkeys(range(len(other.op_s)), _mean(profile, told))
+    return StepRatios(ops, told.update, told.steps)
+
+
+def _mean(profile: Profile, told: StepRatios) -> float:
+    """Return the mean of the ratios of ops, by their seconds; of their logarithms."""
+    whole_s = sum(profile.op_s[op] for op in told.ops)
+    parts = (profile.op_s[op] * log(ratio) for op, ratio in told.ops.items())
+    return exp(sum(parts) / whole_s) if whole_s else 1.0
 
 
 def resting_on(profile: Profile, known: Sampled | None) -> Profile:

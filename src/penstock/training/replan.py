@@ -44,7 +44,8 @@ from penstock.errors import PlanError
 from penstock.plan import Decision, Plan, Units
 from penstock.profile.drift import NEW
 from penstock.profile.kinds import load_profiles
-from penstock.profile.sampled import resting_on, with_run
+from penstock.profile.profile import Profile
+from penstock.profile.sampled import StepRatios, of_another_step, resting_on, with_run
 from penstock.schedule.recipe import Recipe, name_of, units_of
 from penstock.search import Fixed
 from penstock.search.judge import Judge
@@ -456,16 +457,8 @@ class Replanner:
     def _correct(self, plain: Cluster, posts: "Sequence[Samples]") -> None:
         """Let all profiles rest on what this run has sampled before anything moved."""
         own = load_profiles(self.folder / "profile.json")
-        told = {profile.kind: row for profile, row in ratios_of(self.choice, own, plain, posts)}
-        ways = [
-            way._replace(
-                profiles=tuple(
-                    resting_on(p, with_run(None, p, told[p.kind])) if p.kind in told else p
-                    for p in way.profiles
-                )
-            )
-            for way in self.basis.ways
-        ]
+        told = list(ratios_of(self.choice, own, plain, posts))
+        ways = (corrected(way, self.choice.plan, told) for way in self.basis.ways)
         self.basis = self.basis._replace(ways=tuple(ways))
 
     def _searched(self, plain: Cluster, factors: Sequence[float], limit_s: float) -> dict[str, Any]:
@@ -583,6 +576,24 @@ def _lost(before: Plan, made: Replan) -> float:
     even = before.step_micro_batches / before.replicas
     ideal_s *= even / max(before.grid.shares)
     return max(0.0, 1 - ideal_s / made.after_s)
+
+
+def corrected(way: Joining, ran: Plan, told: Sequence[tuple[Profile, StepRatios]]) -> Joining:
+    """Return a way of joining micro-batches with profiles that rest on what a run has told.
+
+    ran:   the plan that ran.
+    told:  by the profiles of its own step; another step has other ops.
+    """
+    by_kind = {profile.kind: (profile, row) for profile, row in told}
+    made: list[Profile] = []
+    for profile in way.profiles:
+        if profile.kind in by_kind:
+            own, row = by_kind[profile.kind]
+            row = row if way.is_of(ran) else of_another_step(own, row, profile)
+            made.append(resting_on(profile, with_run(None, profile, row)))
+        else:
+            made.append(profile)
+    return way._replace(profiles=tuple(made))
 
 
 def _predicted_s(choice: Choice) -> float:
