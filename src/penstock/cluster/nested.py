@@ -119,7 +119,7 @@ def _parent(at: int, n: int) -> int:
 
 
 def _second(at: int, n: int) -> int:
-    """Return which member stands at a place of the second tree: odd ones where even ones were."""
+    """Return the member at a place of the second tree, where odd and even members swap places."""
     return n - 1 - at if n % 2 == 0 else (at + 1) % n
 
 

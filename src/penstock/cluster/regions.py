@@ -76,7 +76,7 @@ class _Merge(NamedTuple):
 
 
 def _merges(count: int, apart: Mapping[tuple[int, int], float]) -> list[_Merge]:
-    """Return which groups become one, the nearest first, by mean distance (UPGMA)."""
+    """Return the merges of groups, the nearest first, by mean distance (UPGMA)."""
     if count < 2:
         return []
     from scipy.cluster import hierarchy  # pyright: ignore  - no types; loading it takes a while

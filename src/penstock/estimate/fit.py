@@ -41,7 +41,7 @@ def fit(samples: Sequence[Sample]) -> tuple[Constants, ...]:
 
 
 def measured(quantity: Quantity, samples: Sequence[Sample]) -> Floats:
-    """Return what was measured, in seconds or bytes."""
+    """Return the measured figure, in seconds or bytes."""
     if quantity == "time":
         return np.array([sample.seconds for sample in samples])
     return np.array([sample.peak_bytes or math.nan for sample in samples])

@@ -65,7 +65,7 @@ def _closest(run: TrainingRun, constants: Sequence[Constants]) -> Constants:
 
 
 def around(run: TrainingRun, value: float, constants: Constants) -> Estimate:
-    """Return what `constants` predict of a run, with its interval and in what it extrapolates."""
+    """Return the prediction of `constants` for a run: its interval, and where it extrapolates."""
     outside = constants.outside(run)
     if constants.cluster != run.cluster:
         outside = ("cluster", *outside)

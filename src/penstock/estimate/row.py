@@ -64,7 +64,7 @@ class Line:
         return [int(part) for part in parts]
 
     def one_of(self, column: str, choices: Mapping[str, Choice]) -> Choice:
-        """Return what the text of a cell stands for.
+        """Return the value of a cell's text.
 
         Raises:   EstimateError: it is not among the choices.
         """

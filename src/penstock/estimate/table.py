@@ -22,7 +22,7 @@ class RunTable(NamedTuple):
 
 
 def read(path: Path) -> RunTable:
-    """Return what a file holds.
+    """Return the rows of a file.
 
     Raises:   EstimateError: not there, no CSV, columns of no known layout, text where a number
               must be, an impossible configuration, or no usable row.

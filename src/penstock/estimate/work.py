@@ -48,7 +48,7 @@ _UPDATE_BYTES = 34  # read and written of a number by Adam in mixed precision
 
 
 def stage_work(run: TrainingRun, at: int) -> Work:
-    """Return what stage `at` does for one micro-batch, forward and backward.
+    """Return the work of stage `at` for one micro-batch, forward and backward.
 
     Products: 2 FLOP a token and number of the matrix forward, twice that backward, forward
     again under full recompute.
@@ -276,7 +276,7 @@ def distinct_stages(run: TrainingRun) -> list[tuple[int, int]]:
 
 
 def once_a_step(run: TrainingRun) -> dict[str, float]:
-    """Return what the rank with most to do does once a step: sum of gradients, optimizer.
+    """Return the work of the busiest rank once a step: sum of gradients, optimizer.
 
     A distributed optimizer scatters gradients and gathers weights instead of summing gradients.
     """

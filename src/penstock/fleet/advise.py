@@ -102,7 +102,7 @@ def advise(
     seed: int = 0,
     told: Callable[[int, int], None] | None = None,
 ) -> Advice:
-    """Return which machines to take when, with reasons.
+    """Return the machines to take and when, with reasons.
 
     Tried are all built-in policies whose numbers follow from the job, on each pool alone and on all
     together, with each number of machines that there is a plan for.  Of more than four pools the
@@ -138,7 +138,7 @@ def advise(
 
 
 def front_of(tried: Sequence[Advised]) -> tuple[Advised, ...]:
-    """Return those that no other beats in mean dollars and in hours of 9 in 10, by dollars."""
+    """Return the policies that none beats in mean dollars and hours of 9 in 10; cheapest first."""
     found: list[Advised] = []
     for one in sorted(tried, key=lambda one: (one.mean_usd, one.late_h)):
         if one.late_h < math.inf and all(one.late_h < other.late_h for other in found):

@@ -46,7 +46,7 @@ class Phase:
 
 
 def phase_of(folder: Path) -> Phase:
-    """Return what a run's summary tells of it.
+    """Return the phase that a run's summary describes.
 
     Raises:   EstimateError: no summary, or one without the noise of gradients.
     """
@@ -86,7 +86,7 @@ class BatchOption(NamedTuple):
     usd: float
 
     def score(self, least: Least) -> tuple[float, ...]:
-        """Return what is to be least; of equals the one that is simpler comes first."""
+        """Return the sort key of a choice: `least` first; of equals the simpler one comes first."""
         return (self.seconds if least == "time" else self.usd, self.ranks, self.batch)
 
 
@@ -113,7 +113,7 @@ class Phases:
         usd_per_hour: float,
         told: Sequence[Phase] = (),
     ) -> list[BatchOption]:
-        """Return what is foreseen of each (ranks, batch).
+        """Return the prediction for each (ranks, batch).
 
         steps:   to the target with steps of `batch` samples
         told:    whose seconds are known, and need not be foreseen
@@ -130,7 +130,7 @@ class Phases:
 
 
 def phases(told: Sequence[Phase]) -> Phases:
-    """Return what short runs tell together.
+    """Return the phases of several short runs as one record.
 
     The noise scale is their mean, by the steps that were watched.
     Raises:   EstimateError: fewer than two unlike runs, or none that was watched.

@@ -139,7 +139,7 @@ class Learned:
 
 
 def learn(rows: Sequence[Measurement]) -> Learned:
-    """Return what is learned from those of `rows` that have seconds.
+    """Return the model learned from the `rows` that have seconds.
 
     Raises:   EstimateError: fewer than three groups.
     """
@@ -171,7 +171,7 @@ def learn(rows: Sequence[Measurement]) -> Learned:
 def held_out(
     rows: Sequence[Measurement], tell: Callable[[int, int], None] = lambda done, of: None
 ) -> list[Foreseen]:
-    """Return what is foreseen of each row by what its own group has no part in.
+    """Return for each row the prediction of a model that was learned without the row's group.
 
     With more than 20 groups they are left out in 10 folds.  Rows without seconds are foreseen by
     all that were measured.
@@ -259,7 +259,7 @@ def _factors(rows: Sequence[Measurement], rest: Floats) -> dict[str, float]:
 def _regression(
     rows: Sequence[Measurement], rest: Floats, how: Rest
 ) -> Callable[[Sequence[Measurement]], Floats]:
-    """Return what tells the rest of the logarithm of seconds by the features."""
+    """Return the regression of the rest of the logarithm of seconds on the features."""
     values = _features(rows)
     centre, spread = values.mean(0), np.maximum(values.std(0), 1e-9)
     model: Any

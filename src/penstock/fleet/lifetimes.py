@@ -109,7 +109,7 @@ def endless(path: Path) -> Market:
 
 
 def law_of(lives: Lifetimes) -> LifeLaw:
-    """Return what was seen itself if a hundred were seen to end, else the likeliest law."""
+    """Return the observed curve if a hundred machines were seen to end, else the likeliest law."""
     return empirical(lives) if lives.ended.sum() >= _ENOUGH else fits(lives)[0]
 
 
@@ -138,7 +138,7 @@ def fits(lives: Lifetimes) -> tuple[LifeLaw, ...]:
 
 
 def empirical(lives: Lifetimes) -> LifeLaw:
-    """Return what was seen itself: Kaplan and Meier's curve, ending with the longest life."""
+    """Return the observed curve, Kaplan and Meier's, which ends with the longest life."""
     times, survival = kaplan_meier(lives)
 
     def share(at_s: Floats) -> Floats:
@@ -207,7 +207,7 @@ def _least(function: Callable[[Floats], float], start: Floats) -> Floats:
 
 
 def by_hour(seconds: Floats, weights: Floats) -> Floats:
-    """Return how much likelier a loss is in each hour of the day: [24], of mean 1.
+    """Return the relative likelihood of a loss in each hour of the day: [24], of mean 1.
 
     seconds   after midnight, of each loss
     weights   of each loss

@@ -162,7 +162,7 @@ def _spot_of(offered: float, size: float, spare: float) -> float:
 
 @compiled
 def _fill_of(spot: float, size: float, spare: float) -> float:
-    """Return how many machines on demand stand beside so many preemptible ones.
+    """Return the number of machines on demand beside `spot` preemptible ones.
 
     Spare ones are there in proportion to those that may be lost.
     """
@@ -208,7 +208,7 @@ def _hold(row: Floats, wanted: float) -> None:
 def _held(
     machines: Floats, gone: Floats, usd_h: Floats, sure_usd_h: float, size: int, spare: int
 ) -> _HeldSlots:
-    """Return what becomes of a mixed fleet on a market in parts of slots, `_PARTS` to a slot.
+    """Return the course of a mixed fleet on a market, in parts of slots, `_PARTS` to a slot.
 
     What is ordered in a part is useful a slot later.
     """

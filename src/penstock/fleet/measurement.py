@@ -296,7 +296,7 @@ FLEET_LAYOUTS = (
 
 
 def read_table(path: Path) -> MeasuredTable:
-    """Return what a file holds; a row without seconds is to be predicted.
+    """Return the table in a file; a row without seconds is to be predicted.
 
     Raises:   EstimateError: not there, no CSV, columns of no known layout, or a cell that cannot
               be, with its row.

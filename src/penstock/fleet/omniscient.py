@@ -73,7 +73,7 @@ def omniscient(slots: Slots, *, machines: int, work: int) -> UsdBound:
 
 
 def states_of(pools: int) -> Longs:
-    """Return what a slot can be: of work with a pool or none (-1), and of starting one or none."""
+    """Return the states of a slot: (pool that works, pool that starts), -1 for none."""
     found = [(-1, -1)]
     found += [(-1, pool) for pool in range(pools)] + [(pool, -1) for pool in range(pools)]
     found += [(run, start) for run in range(pools) for start in range(pools) if run != start]

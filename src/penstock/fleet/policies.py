@@ -54,7 +54,7 @@ def _left_s(view: Floats, speed: Floats, machines: float) -> float:
 
 @compiled
 def _slack_s(view: Floats, speed: Floats, machines: float) -> float:
-    """Return what is left of the time until the deadline if the rest is begun on demand now."""
+    """Return the seconds to spare before the deadline if the rest begins on demand now."""
     needs = view[START] + view[PAUSE] + view[RISK] + _left_s(view, speed, machines)
     return view[DEADLINE] - view[NOW] - needs
 

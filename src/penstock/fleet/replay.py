@@ -94,7 +94,7 @@ def replay_all(
     tick_s: float = 300.0,
     told: Callable[[int, int], None] | None = None,
 ) -> tuple[Replayed, ...]:
-    """Return what becomes of a job in each future; two threads share them.
+    """Return the outcome of a job in each future; two threads share the futures.
 
     ruler   gives the policy of a future by its number: most give the same one
     told    is called with the number of futures done and that of all
@@ -157,13 +157,13 @@ def mean_life_s(market: Market, machines: int) -> float:
 
 
 def args_of(ruler: Ruler, job: FleetJob) -> Floats:
-    """Return what a policy takes beside what it sees: machines, its numbers, its table."""
+    """Return the arguments of a policy besides its view: machines, its numbers, its table."""
     head = np.array([float(job.size), *ruler.args])
     return np.concatenate([head, ruler.table]) if len(ruler.table) else head
 
 
 def rules_of(market: Market, job: FleetJob, deadline_s: float, tick_s: float) -> JobRules:
-    """Return what a job costs besides its steps, on a market."""
+    """Return the costs of a job besides its steps, on a market."""
     warned = all(p.notice_s > 0 and p.notice_s >= job.checkpoint_s for p in market.pools)
     every_s = job.every_s
     if every_s is None:

@@ -51,7 +51,7 @@ def inverse_of(chances: Sequence[float]) -> float:
 
 
 def idle_factor(ranks: int, survival: float) -> float:
-    """Return how often a step is tried until there is a rank: 1 / (1 - (1 - survival)^ranks)."""
+    """Return the mean tries of a step until a rank is there: 1 / (1 - (1 - survival)^ranks)."""
     _check_ranks(ranks)
     _check_chance(survival, "a rank is there")
     return 1.0 if survival == 1.0 else -1.0 / math.expm1(ranks * math.log1p(-survival))
@@ -264,7 +264,7 @@ class Bids:
 def bids_of(
     prices: Prices, bids: tuple[float, float], *, first: int, ranks: int, busy_s: float
 ) -> Bids:
-    """Return what `first` ranks at bids[0] and the rest at bids[1] <= bids[0] do and cost.
+    """Return the work and cost of `first` ranks at bids[0] and the rest at bids[1] <= bids[0].
 
     seconds = busy_s / F(b1); usd = busy hours / F(b1) * (n1 * paid(b1) + (n - n1) * paid(b2));
     E[1/y] = (1 - g) / n1 + g / n, with g = F(b2) / F(b1).

@@ -142,7 +142,7 @@ def with_figures(job: FleetJob, rates: Mapping[int, float], **seconds: float | N
 
 
 def progress(batch: float, first: float, noise: float) -> float:
-    """Return how many steps of batch `first` a step of `batch` is worth: at most batch / first.
+    """Return the steps of batch `first` that a step of `batch` is worth: at most batch / first.
 
     (1 + noise / first) / (1 + noise / batch): near batch / first below the noise scale, and no more
     than 1 + noise / first however large the batch: the limit of large batches.

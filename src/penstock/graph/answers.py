@@ -99,7 +99,7 @@ class Questions:
         return self.graph.node_copy(node, self.copies.__getitem__)
 
     def answers(self) -> Answers | None:
-        """Return what was asked; None: nothing."""
+        """Return all questions with their answers; None: nothing was asked."""
         if not self.asked:
             return None
         self.graph.output(tuple(node for node, _, _ in self.asked))

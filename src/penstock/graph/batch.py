@@ -126,7 +126,7 @@ class Division(NamedTuple):
         return (*found, *(leaves[at] for at in self.whole), torch.tensor([number]))
 
     def part_key(self) -> BatchKey:
-        """Return what a part has to be."""
+        """Return the key that a part of the batch has to fit."""
         leaves = [
             torch.empty_strided(leaf.shape, leaf.strides, dtype=leaf.dtype, device="meta")
             if isinstance(leaf, TensorKey)
@@ -137,7 +137,7 @@ class Division(NamedTuple):
 
 
 def _taker(spec: Any, keys: Iterator[LeafKey]) -> Take | None:
-    """Return what hands over the leaves of a batch that fits exactly, and says whether it did.
+    """Return a function that takes the leaves out of a batch, and says whether the batch fits.
 
     It is an order of magnitude faster than flattening, since every step checks a batch.
     None: the batch is not made of tensors in tuples, lists and dicts.
@@ -195,7 +195,7 @@ def _keys(leaves: Sequence[Any]) -> tuple[LeafKey, ...]:
 
 
 def leaf_key(leaf: object) -> LeafKey:
-    """Return what of one leaf is fixed by the trace.
+    """Return the part of one leaf that the trace has fixed.
 
     Raises:   GraphError: it is neither a tensor nor a plain value.
     """

@@ -94,7 +94,7 @@ def function_of(
 
 
 def outputs_of(segment: Segment, capture: Capture) -> tuple[int, ...]:
-    """Return what the function returns: the values sent, kept, the gradients and the loss."""
+    """Return the results of a segment's function: values sent, values kept, gradients, the loss."""
     sent = (v for _, values in segment.sends for v in values)
     inputs = set(segment.inputs)
     kept = (v for v in segment.keeps if v not in inputs)
@@ -208,7 +208,7 @@ class _Writer:
 
 
 def callable_of(target: Any) -> Callable[..., Any]:
-    """Return what computes an op of a traced step, given that grad mode is off."""
+    """Return the function that computes an op of a traced step while grad mode is off."""
     if target in DIRECT:
         return DIRECT[target]
     if target is LOSS_BACKWARD:  # past the dispatcher

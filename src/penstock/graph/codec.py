@@ -24,7 +24,7 @@ class TensorForm(NamedTuple):
 
 
 def packed_kinds(kind: TensorForm, bits: int) -> list[TensorForm]:
-    """Return what a tensor is packed into: its scales, then its codes."""
+    """Return the forms of a packed tensor: its scales, then its codes."""
     count = math.prod(kind.shape)
     return [TensorForm((_rows(kind)[0], 1), _wide(kind)), *(_part(count, w) for w in widths(bits))]
 
@@ -36,18 +36,18 @@ def _part(count: int, width: int) -> TensorForm:
 
 
 def _rows(kind: TensorForm) -> tuple[int, int]:
-    """Return how many rows a tensor has, and how many numbers each of them."""
+    """Return the rows of a tensor, and the numbers in each."""
     length = row_length(kind.shape)
     return math.prod(kind.shape) // max(1, length), length
 
 
 def _wide(kind: TensorForm) -> torch.dtype:
-    """Return in which numbers scales are kept and codes computed."""
+    """Return the dtype in which scales are kept and codes are computed."""
     return torch.float64 if kind.dtype == torch.float64 else torch.float32
 
 
 def packer(kind: TensorForm, bits: int) -> Callable[[Tensor], list[Tensor]]:
-    """Return what packs tensors of a kind."""
+    """Return the function that packs tensors of a kind."""
     most, shape, wide = 2 ** (bits - 1) - 1, _rows(kind), _wide(kind)
     kept = torch.int16 if bits > 8 else torch.int8
 
@@ -61,7 +61,7 @@ def packer(kind: TensorForm, bits: int) -> Callable[[Tensor], list[Tensor]]:
 
 
 def unpacker(kind: TensorForm, bits: int) -> Callable[[Sequence[Tensor]], Tensor]:
-    """Return what makes tensors of a kind from what `packer` made of them."""
+    """Return the inverse of `packer`: a function from scales and codes to a tensor."""
     shape, wide = _rows(kind), _wide(kind)
 
     def unpack(parts: Sequence[Tensor]) -> Tensor:

@@ -145,7 +145,7 @@ class KnownValues(_compat.DispatchMode):
             return func(*args, **kwargs)
 
     def _drawn(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return what an op draws from a generator; it is drawn now, and is a constant then."""
+        """Return the numbers that an op draws now; in the graph they are a constant."""
         is_in_place = func.overloadpacket.__name__.endswith("_")
         stands_in = is_in_place or func.overloadpacket.__name__.endswith("_like")
         self._note(kwargs["generator"])

@@ -133,7 +133,7 @@ def _named(copy: Tensor, leaf: Tensor) -> Tensor:
 
 
 def attributes_of(leaf: Tensor) -> dict[str, Any]:
-    """Return what somebody has set on a plain tensor, but for what torch does."""
+    """Return the attributes that user code has set on a plain tensor; torch's own are left out."""
     if type(leaf) is not Tensor or not (own := vars(leaf)):
         return {}
     return {name: value for name, value in own.items() if not name.startswith("_dynamo")}

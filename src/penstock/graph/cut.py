@@ -140,7 +140,7 @@ class _Demands:
         return _Need(*map(frozenset, self.owners.needed(wanted, stage, phase)))
 
     def _sent_from(self, stage: int) -> set[int]:
-        """Return what the backward pass of a stage sends."""
+        """Return the values that the backward pass of a stage sends."""
         rows = (v for (phase, source, _), v in self.sent.items() if (phase, source) == ("B", stage))
         return set(chain.from_iterable(rows))
 

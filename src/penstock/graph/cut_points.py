@@ -90,9 +90,9 @@ def block_of(module: str) -> str:
 
 
 def free_ops(graph: Graph) -> list[bool]:
-    """Return which ops any stage may repeat for itself instead of receiving their value.
+    """Return for each op whether any stage may repeat it instead of receiving its value.
 
-    These draw no random numbers, cost about as little as a copy, and read either the batch,
+    Such an op draws no random numbers, costs about as little as a copy, and reads either the batch,
     constants and buffers that no step changes (masks, positions), or one parameter and
     nothing else (views, casts).
     """

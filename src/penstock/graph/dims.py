@@ -56,7 +56,7 @@ def summed_dims(node: fx.Node) -> tuple[int, list[int], bool]:
 
 
 def view_dim(node: fx.Node, old: tuple[int, ...], dim: int, new: tuple[int, ...]) -> int | None:
-    """Return which dim of a view is the dim `dim` of what it looks at; None: none is."""
+    """Return the dim of a view that is dim `dim` of the tensor behind it; None: there is none."""
     more: Any = node.args[1:]
     match node.target:
         case aten.t.default:

@@ -133,13 +133,13 @@ def _needed_beside(nodes: Sequence[fx.Node]) -> set[fx.Node]:
 
 
 def results_of(graph: fx.Graph) -> list[Any]:
-    """Return what the step returns: the loss, a gradient or None for each parameter, figures."""
+    """Return the results of the step: the loss, each parameter's gradient or None, the figures."""
     result: Any = graph.output_node().args[0]
     return list(result)
 
 
 def custom(node: fx.Node) -> dict[str, Any]:
-    """Return what this file and the module hooks noted about an op."""
+    """Return the notes that this file and the module hooks made about an op."""
     return node.meta.get("custom", {})
 
 

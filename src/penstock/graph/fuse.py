@@ -204,7 +204,7 @@ def _text(
 
 
 def _layout(capture: Capture, value: int) -> _compat.StridedForm:
-    """Return how a value lies in memory; the scale of the gradient comes in the loss's dtype."""
+    """Return the layout of a value in memory; the gradient's scale has the loss's dtype."""
     tensor, graph = _value(capture, value), capture.graph
     of = _value(capture, graph.loss) if graph.nodes[value].kind == "scale" else tensor
     return _compat.StridedForm(tuple(tensor.shape), tensor.stride(), of.dtype, tensor.device)
@@ -213,7 +213,7 @@ def _layout(capture: Capture, value: int) -> _compat.StridedForm:
 def _call_of(
     run: FusedRun, capture: Capture, folder: Path | None
 ) -> Callable[[list[Any]], Sequence[Any]] | None:
-    """Return what computes a run, compiled once; None, with a warning, where that cannot be."""
+    """Return the compiled function of a run, made once; None, with a warning: it cannot be."""
     with _making:
         if run.text not in _made:
             module = _module(run, capture)

@@ -69,9 +69,9 @@ def _making_anew(node: fx.Node) -> Any:
 
 
 def _values(graph: fx.Graph, others: Mapping[fx.Node, Any]) -> dict[fx.Node, Any]:
-    """Return what stands for the value of each node, where that is another one now.
+    """Return the new value of each node whose value has changed.
 
-    Raises:   RuntimeError: an op cannot take what is laid out otherwise.
+    Raises:   RuntimeError: an op does not take another layout.
     """
     found: dict[fx.Node, Any] = {}
     moved = set[fx.Node]()  # whose layout is another one, or that look at such

@@ -53,7 +53,7 @@ class Joint:
 
 
 def joint_of(graph: Graph, segment: Segment, count: int) -> Joint:
-    """Return how W (or B of a stage that sends no gradient) of `count` micro-batches is run."""
+    """Return W, or B of a stage that sends no gradient, in the form for `count` micro-batches."""
     ops, along = _products(graph, segment)
     own = set(ops)
     parts = tuple(pair for pair in segment.gradients if pair[1] in own)
@@ -111,7 +111,7 @@ def _products(
 def _operands(
     graph: Graph, op: int, inside: set[int], users: dict[int, list[int]]
 ) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
-    """Return what moves with a product, and its operands with the dims that it sums over.
+    """Return the ops that move with a product, and its operands, each with the dim it sums over.
 
     Rows are cheaper to concatenate than columns: a left operand that is only turned for the
     product is taken before that.

@@ -50,7 +50,7 @@ class Keeping(NamedTuple):
 
 
 def keepings_of(graph: Graph, cuts: Sequence[int], ends: Sequence[int] = ()) -> list[Keeping]:
-    """Return what each stage of a cut graph may keep and repeat.
+    """Return the values that each stage of a cut graph may keep or repeat.
 
     ends:   cut points inside stages; what crosses one is kept, if it is needed.
     """

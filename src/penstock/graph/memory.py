@@ -120,7 +120,7 @@ def waiting_bytes(graph: Graph, stages: Stages, edge: StageEdge) -> int:
 
 
 def _kept(graph: Graph, stages: Stages, stage: int) -> set[int]:
-    """Return what a stage holds from its F to its backward."""
+    """Return the values that a stage holds from its F to its backward."""
     forward = stages.stages[stage].forward
     return set(forward.keeps) | (set(forward.inputs) - set(forward.takes))
 

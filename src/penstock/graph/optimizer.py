@@ -198,14 +198,14 @@ def needed_arguments(function: Callable[..., object]) -> list[str]:
 
 
 def _foreign(whole: WholeOptimizer) -> int:
-    """Return how many parameters it holds that are not the module's."""
+    """Return the number of parameters in the optimizer that are not the module's."""
     own = {id(parameter) for parameter in whole.model.parameters()}
     held = [p for group in whole.optimizer.param_groups for p in group["params"]]
     return sum(id(parameter) not in own for parameter in held)
 
 
 def _built(job: Job, model: nn.Module) -> nn.Module:
-    """Return what the job's model function builds now, with the values of `model`."""
+    """Return a module that the job's model function builds now, with the values of `model`."""
     with _compat.GENERATOR, here().random_kept():
         torch.manual_seed(job.seed)  # pyright: ignore[reportUnknownMemberType]
         new = built_by(job)

@@ -68,7 +68,7 @@ class Owners:
 
 
 def owners_of(graph: Graph, places: Sequence[int]) -> Owners:
-    """Return which stage owns what if `graph` is cut before the nodes `places`."""
+    """Return the owner of every node if `graph` is cut before the nodes `places`."""
     free = tuple(free_ops(graph))
     stage_of = _stages_of_nodes(graph, places, free)
     count = len(places) + 1

@@ -25,7 +25,7 @@ def part_key(key: str, start: int, shape: Sequence[int]) -> str:
 
 
 def part_in(name: str) -> PartName | None:
-    """Return of which tensor, and from where on, `name` is a part; None: it is whole."""
+    """Return the tensor that `name` is a part of, with its start and shape; None: it is whole."""
     found = _PART.fullmatch(name)
     if found is None:
         return None

@@ -45,7 +45,7 @@ def _is_empty(node: fx.Node) -> bool:
 
 
 def _key(node: fx.Node) -> object:
-    """Return what two ops have in common that return as much."""
+    """Return a key that is equal for ops whose results have equal sizes."""
     like: Any = fx.map_arg((node.args, node.kwargs), _shape)
     return repr((node.target, like))
 

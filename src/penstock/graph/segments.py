@@ -182,7 +182,7 @@ class _Maker:
         yield from sorted(due)
 
     def _before(self, op: int, due: set[int]) -> list[int]:
-        """Return those of `due` that an op needs, in order, and take them from there."""
+        """Return the members of `due` that an op needs, in order, and remove them from `due`."""
         found, stack = set[int](), list(self.nodes[op].inputs)
         while stack:
             value = stack.pop()

@@ -89,9 +89,9 @@ def _local(
     *,
     outside: int = 0,
 ) -> tuple[NewNode, NewNode]:
-    """Return which indices lie in a slice, and these counted from its first row.
+    """Return a mask of the indices that lie in a slice, and the indices from its first row on.
 
-    outside:  in place of those of other slices.
+    outside:  index that stands for those of other slices.
     """
     whole, (start, end) = made.whole(index, node), rows
     inside = made.before(turn, node, aten.lt.Scalar, whole, end)

@@ -118,7 +118,7 @@ def _one_class(
 def _targets(
     made: Slicing, turn: Turn, node: fx.Node, targets: fx.Node, logits: Sliced
 ) -> tuple[NewNode, NewNode]:
-    """Return which targets lie in a slice, and where, each as a column."""
+    """Return two columns: whether each target lies in a slice, and its place there."""
     whole, (start, end) = made.whole(targets, node), logits.ranges[turn.number]
     after = made.before(turn, node, aten.ge.Scalar, whole, start)
     inside = made.before(turn, node, aten.lt.Scalar, whole, end)

@@ -64,7 +64,7 @@ def viewed(made: Slicing, node: fx.Node) -> State | None:
 
 
 def elementwise(made: Slicing, node: fx.Node) -> State | None:
-    """Return what an elementwise op makes, slice by slice, of the same slices of all it reads."""
+    """Return the result of an elementwise op, slice by slice, from its inputs' slices."""
     shape, found = shape_of(node), _cut_of(made, node)
     if found is None:
         return None
@@ -171,7 +171,7 @@ def _added_up(made: Slicing, node: fx.Node, parts: Mapping[Turn, NewNode]) -> Ne
 def _bias(
     made: Slicing, node: fx.Node, bias: Sequence[fx.Node], dim: int, ends: Ends
 ) -> Callable[[Turn], list[NewNode]]:
-    """Return what gives the bias of a slice of a product that is cut along `dim`."""
+    """Return a function that gives the bias of one slice of a product cut along `dim`."""
     if not bias:
         return lambda turn: []
     (source,) = bias
@@ -187,7 +187,7 @@ def _bias(
 
 
 def _of_state(made: Slicing, node: fx.Node, sliced: Sliced) -> Sliced:
-    """Return what an op makes of a parameter alone, slice by slice."""
+    """Return the result of an op that reads one parameter and nothing else, slice by slice."""
     (source,) = node.all_input_nodes
     rows = sorted(made.turns(sliced, node), key=lambda row: row[0].number)
     given = ((turn, arguments(node, {source: part})) for turn, part in rows)
@@ -242,7 +242,7 @@ def _can_be_cut(node: fx.Node) -> bool:
 
 
 def _behind(node: fx.Node, dim: int) -> list[tuple[fx.Node, int]]:
-    """Return what a value is made of alone, and which dims of these are its dim `dim`.
+    """Return the inputs that only this value reads, and the dim of each that is its dim `dim`.
 
     The operands of a product, or what others read too, are taken in parts there.
     """

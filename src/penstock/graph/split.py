@@ -78,7 +78,7 @@ def split(capture: Capture, slices: Mapping[str, int]) -> Capture:
 
 
 def _ruled(made: Slicing, node: fx.Node) -> State | None:
-    """Return what an op makes of slices; None where it takes only what is whole."""
+    """Return the result of an op on slices; None: the op takes whole tensors only."""
     match node.target:
         case aten.embedding.default:
             return embedding(made, node)
@@ -252,7 +252,7 @@ def _graph(
 def _placeholders(
     graph: Graph, items: Sequence[NewNode], ends: Mapping[str, Ends]
 ) -> list[Placeholder]:
-    """Return what the inputs of the new step stand for."""
+    """Return the meaning of each input of the new step."""
     kinds: dict[str, NodeKind] = {n.name: n.kind for n in graph.nodes if n.kind != "op"}
     parts = {name: iter(_part_names(graph, name, row)) for name, row in ends.items()}
     names = (item.name for item in items if item.kind == "placeholder")

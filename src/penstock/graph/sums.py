@@ -51,7 +51,7 @@ def _sums(node: Any, samples: int) -> bool:
 
 
 def _is_divided(node: Any, samples: int) -> bool:
-    """Return whether what is summed was divided by so many before, or is a mean already."""
+    """Return whether a sum is already a mean: divided by `samples` before, or made of means."""
     while isinstance(node, fx.Node) and node.op == "call_function":
         first, second = (*node.args, None, None)[:2]
         name = str(node.target).split(".")[1] if "." in str(node.target) else ""

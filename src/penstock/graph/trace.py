@@ -254,7 +254,7 @@ _built_with: "weakref.WeakKeyDictionary[nn.Module, _LastBuilt]" = weakref.WeakKe
 
 
 def built_by(job: Job) -> nn.Module:
-    """Return what the job's `model` builds now, on the device of this process."""
+    """Return a module that the job's `model` builds now, on the device of this process."""
     model = job.model().to(here().place)
     note_built(model)
     try:
@@ -329,7 +329,7 @@ class _TracedStep:
         return loss, tuple(figures.values())
 
     def by_dynamo(self, model: nn.Module) -> Forward:
-        """Return what computes loss and figures as Dynamo sees them: the figures in one tensor."""
+        """Return the forward pass as Dynamo captures it: loss, and figures in one tensor."""
 
         if any(map(is_output, self.figures)):
             raise GraphError("Dynamo does not keep what a model returns")

@@ -36,7 +36,7 @@ def captured_as(captured: "Capture", job: Job) -> Traced:
 
 
 def capture_of(graph: Graph, job: Job | None) -> "tuple[Capture, Job]":
-    """Return what torch needs to run `graph`, and its job: those it knows, or `job` traced again.
+    """Return the capture behind `graph` and its job: those that it knows, or `job` traced again.
 
     Raises:   GraphError: neither is there, or `job` traces to another graph.
     """

@@ -36,9 +36,9 @@ class SharedMemory(NamedTuple):
 
 
 def overlaps_of(leaves: Sequence[Any]) -> tuple[SharedMemory, ...]:
-    """Return which of the leaves have elements in common, directly or through others.
+    """Return the groups of leaves that have elements in common, directly or through others.
 
-    By their addresses: arrays of numpy that are views of one become tensors of a storage each.
+    Addresses decide: numpy arrays that are views of one become tensors with a storage each.
     """
     spans = sorted(_spans(leaves))
     if all(one.end <= other.start for one, other in itertools.pairwise(spans)) and not any(
@@ -147,7 +147,7 @@ def _repeats(leaf: Tensor) -> bool:
 
 
 def _counted(dims: Sequence[tuple[int, int]]) -> int:
-    """Return how many places in memory there are."""
+    """Return the number of places in memory that such dims reach."""
     places = np.zeros(1, np.int64)
     for stride, size in dims:
         places = np.unique(places[:, None] + stride * np.arange(size))

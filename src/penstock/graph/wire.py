@@ -38,7 +38,7 @@ def widths(bits: int) -> tuple[int, ...]:
 
 
 def row_length(shape: tuple[int, ...]) -> int:
-    """Return how many numbers have a scale together: those of the last dimensions, at least 64."""
+    """Return the count of numbers that share a scale: the last dimensions, 64 numbers or more."""
     count = 1
     for size in reversed(shape):
         if count >= _LEAST_ROW:

@@ -27,7 +27,7 @@ APART = 1.1  # of the medians
 
 
 def chance(old: Collection[float], new: Collection[float]) -> float:
-    """Return how likely it is that two samples of one distribution differ so much in their ranks.
+    """Return the probability that two samples of one distribution differ this much in their ranks.
 
     Both ways together.  Of equal values, half of the pairs count each way.
     """

@@ -60,7 +60,7 @@ def estimated(
 
 
 def _packing(wire: Sequence[int], byte_s: float, launch_s: float) -> tuple[PackCost, ...]:
-    """Return what packing costs, by the tensors that it reads and writes."""
+    """Return the cost of packing, from the tensors that it reads and writes."""
     return tuple(
         PackCost(
             bits,

@@ -32,7 +32,7 @@ def measure_fused(
     segments: Sequence[tuple[int, SegmentKind]],
     fuse: Callable[[Segment, Capture], Function],
 ) -> tuple[FusedCost, ...]:
-    """Return what segments take compiled, on this machine, one thread, nothing running beside.
+    """Return the seconds of compiled segments on this machine: one thread, nothing else running.
 
     segments:  by stage and kind: all that a run of the stages has.
     fuse:      makes the compiled function of a segment.
@@ -72,7 +72,7 @@ def _place(pair: tuple[int, SegmentKind]) -> tuple[int, int]:
 
 
 def _copied(value: Any) -> Any:
-    """Return what a message brings of a value."""
+    """Return a value as a message brings it: a tensor copied, all else as it is."""
     return value.clone() if isinstance(value, Tensor) else value
 
 

@@ -89,7 +89,7 @@ class Latency:
 
 
 def learned(samples: Sequence[TimedSegment]) -> Latency:
-    """Return what is known of a device after these samples."""
+    """Return the model of a device that these samples support."""
     from scipy.optimize import lsq_linear  # pyright: ignore  - no types; loading it takes a while
 
     prior = _DEVICE_STD**2 * np.ones((NUM_PARTS, NUM_PARTS)) + _CLASS_STD**2 * np.eye(NUM_PARTS)

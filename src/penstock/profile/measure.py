@@ -278,9 +278,9 @@ def workspaces(capture: Capture, inputs: Mapping[int, Any]) -> tuple[int, ...]:
 
 
 def optimizer_costs(capture: Capture, job: Job, apart: Apart = _here) -> dict[str, float]:
-    """Return what adding gradients, updates, optimizer state and copies of weights cost.
+    """Return the costs of adding gradients, of updates, optimizer state and copies of weights.
 
-    By the names of the fields of Profile.  An update clips before, where the job does.
+    Keys are names of fields of Profile.  An update includes clipping where the job clips.
     apart:    where to measure one of its own kind: its hooks may count, or move averages.
     """
     is_plain = whole_optimizer(job, capture.model).is_plain
@@ -332,7 +332,7 @@ def _read_in(capture: Capture, name: str) -> torch.dtype:
 
 
 def packing_costs(job: Job) -> tuple[PackCost, ...]:
-    """Return what packing the numbers of a message costs, for the bits that the job allows."""
+    """Return the cost of packing a message, for each number of bits that the job allows."""
     return tuple(_packing_cost(bits) for bits in wire_choices(job.fewest_bits))
 
 

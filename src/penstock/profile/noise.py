@@ -83,7 +83,7 @@ class GradientNoise:
 
 
 def noise_of(told: Sequence[NoiseTold], micro_batches: int, samples: int) -> GradientNoise | None:
-    """Return what all ranks together tell; None where there is nothing, or a rank tells less.
+    """Return the noise over all ranks; None: there are no figures, or a rank has fewer than others.
 
     Steps whose gradients were not finite are left out.
     """
@@ -115,7 +115,7 @@ def steps_needed(steps: float, batch: float, scale: float, *, other: float) -> f
 
 
 def gain(batch: float, other: float, scale: float) -> float:
-    """Return how many steps of `batch` samples one step of `other` samples is worth.
+    """Return the number of steps of `batch` samples that one step of `other` samples is worth.
 
     (1 + scale / batch) / (1 + scale / other); with a scale without end other / batch.
     Source:   AdaScale, arXiv:2007.05105, whose gain ratio this is.

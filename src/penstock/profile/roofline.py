@@ -101,7 +101,7 @@ def roofline_s(work: Work, device: DeviceKind) -> float:
 
 
 def works_of(graph: Graph) -> tuple[Work | None, ...]:
-    """Return what each node does; None for inputs, views and parts of a result."""
+    """Return the work of each node; None for inputs, views and parts of a result."""
     parts = Counter[int]()
     dtypes: dict[int, str] = {}
     for node in graph.nodes:

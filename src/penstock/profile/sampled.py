@@ -85,7 +85,7 @@ def sampled_path(
 
 
 def sampled_in(path: Path, profile: Profile) -> Sampled | None:
-    """Return what runs have told, where it is of the device and the versions of `profile`."""
+    """Return the samples in a file; None: they are of another device or version than `profile`."""
     try:
         if not path.exists():
             return None
@@ -112,7 +112,7 @@ def keep_sampled(path: Path, profile: Profile, told: StepRatios) -> None:
 
 
 def with_run(before: Sampled | None, profile: Profile, told: StepRatios) -> Sampled:
-    """Return what is known after a run: means of logarithms, weighted by steps.
+    """Return the samples with those of one more run: means of logarithms, weighted by steps.
 
     ratio = before * told ** (steps / (steps before + 2 + steps)), as `told` is by what the ratios
     before gave; at most 128 steps before count.  Ops that were not sampled take the mean of those

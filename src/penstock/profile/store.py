@@ -97,7 +97,7 @@ def keep(folder: Path, wanted: ProfileKey, profile: Profile) -> None:
 
 
 def samples_of(folder: Path | None, device: DeviceKind) -> tuple[TimedSegment, ...]:
-    """Return what runs have told of devices of this kind, the oldest first; none without a folder.
+    """Return the samples of runs on devices of this kind, oldest first; none without a folder.
 
     Those of a kind of the same name with other peaks do not count.
     """

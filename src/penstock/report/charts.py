@@ -50,7 +50,7 @@ class Frame(NamedTuple):
 
 
 def drawable(ys: Floats) -> NDArray[np.bool_]:
-    """Return which values can be drawn: numbers, and not beyond 1e100."""
+    """Return a mask of the values that can be drawn: numbers up to 1e100."""
     return np.abs(ys) <= LARGEST  # false for what is no number
 
 
@@ -184,7 +184,7 @@ def _last(curve: Curve) -> float:
 def _points(
     curves: Sequence[Curve], levels: Sequence[Level], frame: Frame, axes: tuple[Axis, Axis]
 ) -> str:
-    """Return what page.js shows of the point nearest to the pointer."""
+    """Return the data from which page.js shows the point nearest to the pointer."""
     drawn = list[dict[str, object]]()
     for curve in curves:
         at, _ = _kept(curve, frame)

@@ -115,7 +115,7 @@ def _throughput(inputs: Inputs) -> Iterator[Markup]:
 
 
 def _against(figures: Pair, text: Callable[[float | None], str]) -> list[str]:
-    """Return what stands under a measured figure: the predicted one and its error."""
+    """Return the lines under a measured figure: the prediction and its error."""
     if figures.predicted is None:
         return ["not predicted"]
     error = percent_text(error_of(*figures))

@@ -171,7 +171,7 @@ def inputs_of(
     summary: Mapping[str, Json],
     title: str,
 ) -> Inputs:
-    """Return what a report is made of; figures that `summary` lacks come from timelines and plan.
+    """Return the inputs of a report; timelines and plan supply figures that `summary` lacks.
 
     Raises:   ReportError: a figure that is not a number.
     """
@@ -234,7 +234,7 @@ def steps_of(metrics: Iterable[Mapping[str, Json]]) -> tuple[StepFigures, ...]:
 
 
 def read(folder: Path) -> Inputs:
-    """Return what `penstock train` left in `folder`.
+    """Return the inputs that `penstock train` has left in `folder`.
 
     Without predicted.trace.json (a model that runs eagerly has no prediction) the plan may be
     missing too.
@@ -267,7 +267,7 @@ def _lines(path: Path) -> Iterable[Mapping[str, Json]]:
 
 
 def _content(path: Path, what: str) -> bytes:
-    """Return what is in a file of a run; without it the run has not ended."""
+    """Return the content of a file of a run; a run without it has not ended."""
     try:
         return read_bytes(path, ReportError, what)
     except ReportError as problem:
@@ -275,7 +275,7 @@ def _content(path: Path, what: str) -> bytes:
 
 
 def _figures(kind: Any, values: Mapping[str, Json]) -> dict[str, Json]:
-    """Return what is of fields of `kind`, floats of numpy as plain ones."""
+    """Return the values that `kind` has fields for, numpy floats as plain ones."""
     own = {each.name: values[each.name] for each in fields(kind) if each.name in values}
     return {k: float(v) if isinstance(v, float) else v for k, v in own.items()}
 

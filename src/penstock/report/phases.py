@@ -54,7 +54,7 @@ class UntilTold:
 
 
 def told_in(content: Json) -> tuple[UntilTold, tuple[PhaseTold, ...], ChoiceTold | None] | None:
-    """Return what a summary tells of a run to a loss; None: it is no such run.
+    """Return the phases in a summary; None: the run had no loss to reach.
 
     Raises:   ReportError: it is damaged.
     """

@@ -24,7 +24,7 @@ class Drawn(NamedTuple):
 
 
 def choose(timelines: Sequence[Timeline], max_spans: int = MAX_SPANS) -> Drawn:
-    """Return what is drawn of `timelines`, the same for all: every span of it is drawn.
+    """Return the ranks and seconds of `timelines` that are drawn, the same for all.
 
     At most 32 ranks, evenly spaced with the first and the last.  If one of the timelines then
     has more than `max_spans` spans, fewer ranks, down to 8; then only the beginning of the time.

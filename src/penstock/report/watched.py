@@ -66,7 +66,7 @@ class Watched:
 
     @property
     def step(self) -> int:
-        """Return how many steps have happened."""
+        """Return the number of steps so far."""
         return self.inputs.steps[-1].step if self.inputs.steps else 0
 
     @property
@@ -81,7 +81,7 @@ class Watched:
 
     @property
     def left_s(self) -> float | None:
-        """Return how long the steps that are left will take at the pace of the last ones."""
+        """Return the seconds that the remaining steps take at the pace of the last ones."""
         measured_s = self.step_s.measured
         if self.state != "running" or not self.num_steps or measured_s is None:
             return None
@@ -144,7 +144,7 @@ class Watch:
         self._machines = _Lines(folder / "decisions.jsonl")
 
     def look(self, now_s: float, *, is_held: bool) -> Watched:
-        """Return how the run stands.
+        """Return the state of the run.
 
         is_held:  whether the process that started it is there.
         Raises:   ReportError, PlanError: a file is damaged.
@@ -185,7 +185,7 @@ class _Lines:
         self._at = self._file = 0
 
     def read(self) -> list[Mapping[str, Json]]:
-        """Return those of all lines that are complete.
+        """Return the rows of all complete lines.
 
         Raises:   ReportError: one is damaged.
         """
@@ -207,7 +207,7 @@ class _Lines:
 
 
 def _steps_of(folder: Path, summary: Mapping[str, Json]) -> int | None:
-    """Return how many steps a run has in all, as far as it says."""
+    """Return the number of steps of a whole run; None: its files do not say."""
     path = folder / "job.json"
     content = dict(summary)
     if "steps" not in content and path.exists():

@@ -88,7 +88,7 @@ def numbers_of(orders: Orders, shape: tuple[int, int], num_steps: int = 0) -> Nu
 
 
 def joins_of(orders: Orders, shape: tuple[int, int], num_steps: int) -> Joins:
-    """Return what updates wait for: every B and W of their stage and step; `shape` is as above."""
+    """Return the B and W that each update waits for, those of its stage and step."""
     none = np.empty(0, np.int64)
     if not num_steps:
         return Joins(none, none)

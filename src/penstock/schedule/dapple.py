@@ -130,7 +130,7 @@ def _warm_ups(
 
 
 def _asked(own: NDArray[np.int64], later: Sequence[tuple[NDArray[np.int64], int]]) -> int:
-    """Return how many of its `own` micro-batches a rank may have to send on before one comes back.
+    """Return the most of its `own` micro-batches that a rank sends on before one comes back.
 
     later:    of each rank of the next stage, its micro-batches, and how many forwards it runs
               before its first backward.

@@ -170,7 +170,7 @@ class TickCounts:
         )
 
     def _totals(self) -> Floats:
-        """Return how often each kind begins in all."""
+        """Return the number of actions of each kind, over all ranks."""
         of_weights = [len(own) for own in self.own]
         return self.num_micro_batches * np.append(np.ones(2 * len(self.homes)), of_weights)
 

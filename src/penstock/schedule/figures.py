@@ -154,7 +154,7 @@ class _Uses:
 
 
 def _most_kept(predictions: Sequence[_Uses]) -> int:
-    """Return how many are kept at once: from the first that reads each on."""
+    """Return the most predictions kept at once; each is kept from its first reader on."""
     kept = [each for each in predictions if each.outlives]
     changes = sorted([(each.first, 1) for each in kept] + [(each.last + 0.5, -1) for each in kept])
     return max([0, *itertools.accumulate(change for _, change in changes)])

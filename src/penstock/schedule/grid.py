@@ -66,7 +66,7 @@ class Grid:
         return tuple(part // least[at % self.num_ranks] for at, part in enumerate(parts))
 
     def part_of(self, rank: int, parts: tuple[int, ...]) -> Fraction:
-        """Return which part of the stages of its column a rank keeps."""
+        """Return the share of its column's stages that a rank keeps."""
         if not parts:
             return Fraction(1, self.replicas)
         return Fraction(parts[rank], sum(parts[other] for other in self.column_of(rank)))

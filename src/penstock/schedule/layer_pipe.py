@@ -120,7 +120,7 @@ def placed(works: IntArray, num_micro_batches: int, count: int) -> IntArray:
 
 
 def _evenly(works: IntArray, count: int) -> tuple[int, ...]:
-    """Return how many whole stages each processor has where the busiest has least work."""
+    """Return the whole stages of each processor for which the busiest one has the least work."""
     low, high = int(works.max()), int(works.sum())
     while low < high:
         middle = (low + high) // 2
@@ -133,7 +133,7 @@ def _evenly(works: IntArray, count: int) -> tuple[int, ...]:
 
 
 def _filled(works: IntArray, most: int) -> list[int]:
-    """Return how many stages each processor has that takes as many as `most` work allows."""
+    """Return the stages of each processor if each takes as many as `most` work allows."""
     parts, left = [0], most
     for work in works.tolist():
         if work > left and parts[-1]:

@@ -27,7 +27,7 @@ class Levels(NamedTuple):
 
 
 def levels(changes: Changes, offsets: IntArray, start: IntArray) -> Levels:
-    """Return what is held; `start` is what each rank holds at first.
+    """Return the bytes held over time; `start` is what each rank holds at first.
 
     What rank r does lies from `offsets[r]` to `offsets[r + 1]`.
     """

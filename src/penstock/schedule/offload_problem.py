@@ -192,7 +192,7 @@ class _Growing:
             self.row({then: 1, first: -1, choice: big_s}, took_s)
 
     def model(self) -> Model:
-        """Return what it has grown to."""
+        """Return the model with all rows and variables that were added."""
         sizes = [len(terms) for terms in self._rows]
         columns = np.array([at for terms in self._rows for at in terms], np.int64)
         factors = np.array([each for terms in self._rows for each in terms.values()], np.float64)

@@ -173,7 +173,7 @@ AnySchedule: TypeAlias = Recipe | Schedule  # either gives a schedule of given s
 
 
 def any_schedule(given: str | AnySchedule) -> AnySchedule:
-    """Return what is given; a text is the name of a recipe.
+    """Return a schedule or recipe as it is given, or the recipe that a text names.
 
     Raises:   ScheduleError: the text is none.
     """
@@ -217,7 +217,7 @@ def built_on(
 
 
 def refined(of: AnySchedule, units: Sequence[int]) -> AnySchedule:
-    """Return what makes the schedule with stage s cut into `units[s]` stages.
+    """Return the recipe or schedule with stage s cut into `units[s]` stages.
 
     Raises:   ScheduleError: `units` is of another number of stages, or one of them is below 1.
     """
@@ -225,7 +225,7 @@ def refined(of: AnySchedule, units: Sequence[int]) -> AnySchedule:
 
 
 def units_of(of: AnySchedule) -> tuple[int, ...]:
-    """Return how many units a recipe cuts each of its own stages into; empty: none."""
+    """Return the number of units in each of a recipe's stages; empty: it has no units."""
     return of.units if isinstance(of, Recipe) else ()
 
 
@@ -285,7 +285,7 @@ def to_json(of: AnySchedule) -> Json:
 
 
 def from_json(content: Json) -> AnySchedule:
-    """Return what `to_json` made `content` of.
+    """Return the recipe or schedule that `to_json` has written as `content`.
 
     Raises:   ScheduleError: it is not such a text or object, or what it says cannot be.
               MisfitError: a part of a recipe is missing, unknown, or of another type.

@@ -69,7 +69,7 @@ def check_units(units: Sequence[int]) -> tuple[int, ...]:
 
 
 def words_of_units(units: Sequence[int]) -> str:
-    """Return what follows a name where its stages are in units: " / units 4 4"."""
+    """Return the suffix of a schedule's name whose stages are in units: " / units 4 4"."""
     return f" / units {' '.join(map(str, units))}"
 
 

@@ -197,7 +197,7 @@ def ends_of(steps: LongRun, starts_s: Floats, ends_s: Floats, origin: IntArray) 
 
 @compiled
 def _largest_mean(starts_s: Floats, done_s: Floats, since: IntArray) -> float:
-    """Return that of the cycles that the longest paths make."""
+    """Return the largest mean of the cycles that the longest paths close."""
     most_s = -np.inf
     for rank in range(len(since)):
         most_s = max(most_s, _cycle(rank, starts_s, done_s, since)[1])

@@ -136,7 +136,7 @@ class WeightRule:
         return lcm(*self.ranks)
 
     def kept(self, stage: int, num_stages: int, num_micro_batches: int) -> int:
-        """Return how many tensors of the size of its weights a stage keeps for its predictions.
+        """Return the number of copies of its weights' size that a stage keeps for its predictions.
 
         From update to update: the weights before the last one, or the average.  A stage that reads
         no prediction when the pipeline is full keeps none.
@@ -159,12 +159,12 @@ class InFlight(Protocol):
 
 
 def as_1f1b(stage: Number, num_stages: int, /) -> Number:
-    """Return those of 1F1B: one for each stage from here on."""
+    """Return the versions under 1F1B: one for each stage from here on."""
     return num_stages - stage
 
 
 def as_pipelined(stage: Number, num_stages: int, /) -> Number:
-    """Return those where each stage does an F and a B in every tick: there and back again."""
+    """Return the versions if every stage does an F and a B each tick: there and back again."""
     return 2 * (num_stages - 1 - stage) + 1
 
 
@@ -305,7 +305,7 @@ def _bellwether(
 
 
 def earlier(stage: Number, num_stages: int, num_micro_batches: int, slots: int) -> Number:
-    """Return how many forwards a stage of nF1B does before the last stage begins.
+    """Return the number of forwards that a stage of nF1B does before the last stage begins.
 
     A step's forward of the next stage comes after its own, and between two backwards stand M
     forwards: its gradients return one forward and one backward later than from itself, or M

@@ -64,7 +64,7 @@ class Account(NamedTuple):
 
 
 def account(program: Program, memory: Memory) -> Account:
-    """Return what the ranks of `program` hold.
+    """Return the bytes that every rank of `program` holds, instruction by instruction.
 
     Raises:   ValueError: `memory` is of other ranks, stages or edges.
     """
@@ -235,7 +235,7 @@ def _taken(program: Program, memory: Memory, posted: tuple[IntArray, Numbers, In
 
 
 def curve_of(program: Program, held: Account, work_s: Floats, issued_s: Floats) -> MemoryCurve:
-    """Return what every rank holds over time, from 0 s.
+    """Return the bytes that every rank holds over time, from 0 s.
 
     work_s    [all that works, 2]: start and end, as they stand in the code
     issued_s  of all collectives, likewise

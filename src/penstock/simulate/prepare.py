@@ -51,7 +51,7 @@ def job_of(
     capacity: int | None,
     spans: bool,
 ) -> kernel.Simulation:
-    """Return what the loops are given, at 0 s.
+    """Return the arrays that the loops are given, as they are at 0 s.
 
     Raises:   as `simulate`.
     """

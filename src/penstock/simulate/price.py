@@ -69,7 +69,7 @@ ONE_BY_ONE = Ways()
 
 
 def ways_of(schedule: Schedule) -> Ways:
-    """Return how a schedule has its actions done."""
+    """Return the ways in which a schedule's actions are carried out."""
     whole = bool((schedule.orders.kinds == KINDS.index("B")).any())
     together = schedule.together
     return Ways(made_in_passing(schedule), together, together if whole else 1)
@@ -229,7 +229,7 @@ def _put_joint_s(
 
 
 def _fused(segment: Segment, profile: Profile, ways: Ways, stage: int) -> FusedCost | None:
-    """Return what a segment takes where it is compiled; None: it is not, or it is not known."""
+    """Return the cost of a compiled segment; None: it is not compiled, or the cost is unknown."""
     if not ways.compiled or (segment.kind, stage) in ways.passing:
         return None
     digest = segment.digest
@@ -256,7 +256,7 @@ def _copied_bytes(graph: Graph, stages: Stages, profile: Profile, ways: Ways) ->
 
 
 def _copied_tensors(graph: Graph, stages: Stages, profile: Profile) -> NDArray[np.int64]:
-    """Return how many tensors a copy moves, [COPIED, stage]: what F keeps, state, weights.
+    """Return the number of tensors that a copy moves, [COPIED, stage]: of F, of state, of weights.
 
     Of the state, as many for a parameter as are as large as it.
     """
@@ -442,7 +442,7 @@ def _whole(graph: Graph, stages: Stages, ways: Ways) -> tuple[tuple[int, ...], .
 
 
 def _end_bytes(graph: Graph, stages: Stages, stage: Stage) -> int:
-    """Return what B or W of a stage holds when its last op has ended, more than before it."""
+    """Return the bytes that B or W of a stage has added when its last op ends."""
     received = {v for e in stages.edges if e.target == stage.index for v in e.values}
     ends = (
         segment_memory(graph, each, received).end
@@ -510,7 +510,7 @@ def trained_bytes(graph: Graph, stage: Stage, *, reached: bool = False) -> int:
 
 
 def _update_bytes(graph: Graph, stage: Stage, profile: Profile, parts: int) -> int:
-    """Return what an update of a stage, or of one of equal parts of it, holds meanwhile.
+    """Return the bytes that an update of a stage, or of one of its equal parts, holds meanwhile.
 
     Of a part, the second largest counts wherever it is: it is not known what lies in it.
     """

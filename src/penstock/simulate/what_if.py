@@ -162,7 +162,7 @@ def _num_steps(plan: Plan, timeline: Timeline) -> int:
 
 
 def what_if(run: Run, change: Change) -> Answer:
-    """Return what the run's step would have been with `change`.
+    """Return the step that the run would have had with `change`.
 
     Raises:   PlanError: a rank or stage that does not exist; stages on devices that did not run
               them.  ScheduleError: no such schedule, or none of these sizes.

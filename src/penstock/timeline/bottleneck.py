@@ -118,7 +118,7 @@ class _Cost(NamedTuple):
 
 
 def bottleneck(measured: Breakdown, predicted: Breakdown | None = None) -> Bottleneck:
-    """Return what holds the run up, by the rule at the top of this file.
+    """Return the bottleneck of a run, by the rule at the top of this file.
 
     Raises:   ValueError: the prediction is for another number of ranks.
     """
@@ -247,7 +247,7 @@ def _links(measured: Breakdown, predicted: Breakdown | None) -> Iterator[_Cost]:
 
 
 def _longer_s(measured: Breakdown, predicted: Breakdown | None) -> list[float]:
-    """Return how much longer each rank waits for messages and hands them over than predicted."""
+    """Return the seconds beyond the prediction that each rank spends on messages."""
     own = zip(measured.of("waiting"), measured.of("messages"), strict=True)
     known = (0.0,) * measured.num_ranks if predicted is None else predicted.of("waiting")
     return [max(0.0, sum(m) - p) for m, p in zip(own, known, strict=True)]

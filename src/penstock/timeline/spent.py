@@ -112,7 +112,7 @@ def _row(one: Spent, least_s: dict[tuple[int, ...], float], written_s: float) ->
 
 
 def _links(spent: Sequence[Spent]) -> tuple[LinkUse, ...]:
-    """Return how long messages were late, and took to hand over, between each two ranks."""
+    """Return for each two ranks the seconds that messages were late, and took to hand over."""
     handed: defaultdict[tuple[int, int], float] = defaultdict(float)
     late: defaultdict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
     begun: dict[tuple[int, int, int, int], float] = {}

@@ -112,7 +112,7 @@ def step_s(timeline: Timeline) -> float:
 
 
 def num_steps(timeline: Timeline) -> int:
-    """Return how many optimizer steps a timeline covers: the steps of its updates, at least 1."""
+    """Return the number of optimizer steps in a timeline: those of its updates, at least 1."""
     spans = timeline.spans
     updates = spans.micro_batches[spans.kinds == SPAN_KINDS.index("U")]
     return max(1, len(set(updates.tolist())))

@@ -59,7 +59,7 @@ def _results(made: Joiner, node: fx.Node, dim: int, args: Any, kwargs: Any) -> S
 
 
 def kept(made: Joiner, node: fx.Node) -> State | None:
-    """Return what an op makes that keeps all dims, and works along others than the samples'."""
+    """Return the result of an op that keeps all dims and does not work along the samples."""
     dim = _samples(made, node)
     if dim is None or dim in dims_of(node, len(shape_of(node.all_input_nodes[0]))):
         return None
@@ -68,7 +68,7 @@ def kept(made: Joiner, node: fx.Node) -> State | None:
 
 
 def reduced(made: Joiner, node: fx.Node) -> State | None:
-    """Return what an op makes that leaves the dims out along which it works."""
+    """Return the result of an op that drops the dims along which it works."""
     (source,) = node.all_input_nodes
     state, over = made.states[source], dims_of(node, len(shape_of(source)))
     if not isinstance(state, Abreast) or state.dim in over:

@@ -32,7 +32,7 @@ class _Batched(NamedTuple):
     rank: int | None = None
 
     def __call__(self, made: Joiner, node: fx.Node) -> State | None:
-        """Return what the op makes of the samples of all micro-batches."""
+        """Return the result of the op on all micro-batches; None: it may couple samples."""
         summed = [number for number, place in enumerate(self.results) if place == SUMMED]
         if summed and not made.is_summed(node, summed):
             return None

@@ -73,17 +73,17 @@ class Divider(Joiner):
 
     @property
     def times(self) -> float:
-        """Return how many micro-batches there are: a part of one."""
+        """Return the share of a micro-batch that one part is."""
         return 1.0 / self.parts
 
     def sized(self, size: int) -> int:
-        """Return how many a part has, of what a micro-batch has `size` of."""
+        """Return the size of a dim in a part, where a whole micro-batch has `size`."""
         if size % self.parts:
             raise ValueError(f"{size} cannot be divided by {self.parts}")
         return size // self.parts
 
     def linear(self, node: fx.Node) -> State:
-        """Return what an op makes of what a part adds to a value.
+        """Return the result of a linear op on the share that a part adds to a value.
 
         Raises:   CouplesError: the op is not linear.
         """
@@ -97,7 +97,7 @@ class Divider(Joiner):
         return super().linear(node)
 
     def coupling(self, node: fx.Node) -> State:
-        """Return what an op makes of the batch alone, of the whole of it.
+        """Return the result of an op that reads nothing but the batch: made of the whole batch.
 
         Raises:   CouplesError: it reads what the model has made.
         """

@@ -125,7 +125,7 @@ def _is_known(value: Any) -> bool:
 
 
 def _apart(made: Joiner) -> float:
-    """Return which part of the work is done for one micro-batch after the other."""
+    """Return the share of the FLOP that is spent on one micro-batch after the other."""
     rows = list(zip(made.capture.fx_nodes, made.capture.graph.nodes, strict=True))
     total = sum(row.flop for _, row in rows)
     apart = sum(row.flop for node, row in rows if isinstance(made.states[node], Apart))
@@ -133,7 +133,7 @@ def _apart(made: Joiner) -> float:
 
 
 def _key(batch: BatchKey, count: int) -> BatchKey:
-    """Return what a batch of several micro-batches has to be."""
+    """Return the key that a batch of `count` micro-batches has to fit."""
     answers = batch.answers and replace(batch.answers, times=count)
     leaves = tuple(_wider(leaf, count) for leaf in batch.leaves)
     return BatchKey(batch.spec, leaves, answers=answers)

@@ -171,11 +171,11 @@ class Joiner:
         return self.coupling(node) if made is None else made
 
     def linear(self, node: fx.Node) -> State:
-        """Return what an op makes of a sum: the sum of what it makes of each."""
+        """Return the result of a linear op on a sum: the sum of its results."""
         return Sum(self.copied(node, lambda source: self._summand(source, node)))
 
     def coupling(self, node: fx.Node) -> State:
-        """Return what an op makes of which no rule knows what it does with the samples."""
+        """Return the result of an op that may couple samples: it runs once for each micro-batch."""
         return self._one_by_one(node)
 
     def _scale_down(self, reader: fx.Node) -> None:
@@ -187,7 +187,7 @@ class Joiner:
             self.states[self.scale] = Same(part)
 
     def _summand(self, source: fx.Node, reader: fx.Node) -> fx.Node:
-        """Return what a linear op reads of which the sum is made: a sum, or its factor."""
+        """Return the operand of a linear op: the sum, or a factor that all have in common."""
         is_term = reader.target in (aten.add.Tensor, aten.sub.Tensor)
         if is_term or isinstance(self.states[source], Sum):
             return self.total(source, reader)
@@ -343,11 +343,11 @@ class Joiner:
 
     @property
     def times(self) -> float:
-        """Return how many micro-batches there are."""
+        """Return the number of micro-batches that are joined."""
         return self.count
 
     def sized(self, size: int) -> int:
-        """Return how many there are of all micro-batches, of what one has `size` of."""
+        """Return the size of a dim over all micro-batches, where one micro-batch has `size`."""
         return size * self.count
 
     def any_of(self, source: fx.Node, reader: fx.Node) -> fx.Node:

@@ -90,7 +90,7 @@ def of_classes_backward(made: Joiner, node: fx.Node) -> State | None:
 
 
 def _unread(made: Joiner, node: fx.Node, source: fx.Node) -> fx.Node:
-    """Return what takes the place of how many labels count, where no mean is made."""
+    """Return a placeholder for the number of labels that count, where no mean is taken."""
     value = source.meta["val"]
     alike = {"dtype": value.dtype, "device": value.device}
     return made.op(node, aten.scalar_tensor.default, 1.0, **alike)

@@ -31,7 +31,7 @@ _PAIRS_BACKWARD = (
 
 
 def of_part(made: Joiner, node: fx.Node) -> State | None:
-    """Return what an op makes of the rows of a part; None where no rule knows."""
+    """Return the result of an op on the rows of a part; None: no rule knows the op."""
     assert isinstance(made, Divider), "these rules are of parts"
     try:
         return _of_part(made, node)

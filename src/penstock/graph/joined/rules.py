@@ -54,7 +54,7 @@ OF_PAIRS = (
 
 
 def ruled(made: Joiner, node: fx.Node) -> State | None:
-    """Return what an op makes of values that stand beside one another; None where none is known."""
+    """Return the result of an op on values that stand side by side; None: no rule knows the op."""
     target = node.target
     if target in VIEWS:
         return viewed(made, node)
@@ -78,7 +78,7 @@ def _is_pair_by_pair(node: fx.Node) -> bool:
 
 
 def elementwise(made: Joiner, node: fx.Node) -> State | None:
-    """Return what an elementwise op makes of values beside one another; of others, what is so."""
+    """Return the result of an elementwise op on values side by side; None: they are not."""
     shape = shape_of(node)
     at = _first(_place_in(made, each, shape) for each in node.all_input_nodes)
     if at is None:
