@@ -8,6 +8,7 @@ import pytest
 
 from penstock.estimate import load, predict, read
 from penstock.estimate.layouts import LAYOUTS
+from tests.test_layers import ROOMS, SRC
 
 ROOT = Path(__file__).parents[1]
 
@@ -29,6 +30,7 @@ ROOT = Path(__file__).parents[1]
         "compiled.md",
         "infer.md",
         "volatile.md",
+        "architecture.md",
     ],
 )
 def test_examples_of_the_page_give_what_it_says(page, tmp_path, monkeypatch):
@@ -56,3 +58,26 @@ def test_columns_that_the_page_on_estimates_lists_are_those_of_each_layout():
     assert list(rows) == [layout.name for layout in LAYOUTS]
     for layout in LAYOUTS:
         assert layout.columns <= set(re.findall("`([^`]*)`", rows[layout.name]))
+
+
+def test_each_number_of_the_architecture_stands_in_the_file_that_the_page_names():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    told = [
+        (int(number), file)
+        for number, file in re.findall(r"^\*\*(\d+)\..*?\(`(.*?)`\)", page, re.M)
+    ]
+    marked = [
+        (int(number), path.relative_to(SRC).as_posix())
+        for path in SRC.rglob("*.py")
+        for number in re.findall(r"# (\d+) in docs/architecture\.md", path.read_text())
+    ]
+    assert sorted(marked) == told
+    picture = page.partition("```text\n")[2].partition("```")[0]
+    assert [number for number, _ in told] == sorted(map(int, re.findall(r"\b\d+\b", picture)))
+
+
+def test_rooms_of_the_architecture_stand_in_the_order_of_imports():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    listed = re.findall(r"^ (\w+)", page.partition("## The rooms")[2], re.M)
+    rooms = [room for room in ROOMS if room in listed or (SRC / room).is_dir()]
+    assert listed == rooms

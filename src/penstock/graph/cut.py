@@ -41,7 +41,7 @@ def cut(
     if len(again) != len(cuts) + 1:
         raise GraphError(f"recompute is given for {len(again)} of {len(cuts) + 1} stages")
     _check_repeated(graph, again)
-    owners, asked, edges = demands_of(graph, cuts, backward=backward)
+    owners, asked, edges = demands_of(graph, cuts, backward=backward)  # 2 in docs/architecture.md
     _check_buffers(graph, asked)
     state = _state_of_stages(graph, asked)
     stages = tuple(

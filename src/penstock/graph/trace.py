@@ -126,7 +126,7 @@ def capture(job: Job) -> Capture:
     masters = {name: p.numel() * p.element_size() for name, p in narrowed(job, model).items()}
     with traced_in(job, model), torch.autograd.set_detect_anomaly(mode=False):  # looks at values
         try:
-            return _captured(_TracedStep(job, model, batch, masters))
+            return _captured(_TracedStep(job, model, batch, masters))  # 1 in docs/architecture.md
         except RemadeError:
             pass
         _fill_caches(job, model, batch)

@@ -94,6 +94,7 @@ def lower_schedule(  # long: its arguments, passed on  # noqa: PLR0913 - what a 
         *of, post_validation=post_validation, sharded=far, commits=commits, guards=guard is not None
     )
     sums = sums if largest.has_updates else as_made(sums, largest.orders, grid)
+    # 4 in docs/architecture.md
     code = _side_by_side(many, grid, sums if backward else (), wire(largest.num_stages, wires))
     program = Program(
         *(largest.num_stages, largest.num_micro_batches),

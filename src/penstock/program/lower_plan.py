@@ -53,7 +53,7 @@ def lower_plan(  # long: what a plan says, field by field
     """
     stages = stages_of(plan, graph) if stages is None else stages
     nodes = graph.nodes
-    largest = schedule or schedule_of(plan, num_steps=num_steps)
+    largest = schedule or schedule_of(plan, num_steps=num_steps)  # 3 in docs/architecture.md
     _check_repeats(plan, largest)
     made = {plan.num_micro_batches: largest}
     for share in set(plan.shares) - set(made):
@@ -81,7 +81,7 @@ def lower_plan(  # long: what a plan says, field by field
         stage_bytes=[_bytes_of(stage, plan, graph) for stage in stages.stages],
         far=plan.far,
     )
-    if plan.shards or plan.far:
+    if plan.shards or plan.far:  # 5 in docs/architecture.md
         ahead, parts = plan.prefetch, plan.parts
         program = shard(program, plan.shard, prefetch=ahead, parts=parts, far=plan.far)
     if plan.offloads:

@@ -95,7 +95,7 @@ class Program:
         object.__setattr__(self, "parts", self.grid.uneven(self.parts))
         check_edges(self.edges, self.num_stages)
         check_tied(self.tied, self.num_stages)
-        verify(self)
+        verify(self)  # 6 in docs/architecture.md
 
     def _check_sizes(self) -> None:
         for name in _COUNTS:

@@ -59,7 +59,7 @@ def bind(rank: "Rank", program: Program) -> list[Bound]:
     _check_clipping(rank, program)
     _check_scaling(rank, program)
     _check_far(rank, program)
-    return _Binder(rank, program).calls()
+    return _Binder(rank, program).calls()  # 8 in docs/architecture.md
 
 
 def _check_clipping(rank: "Rank", program: Program) -> None:
@@ -278,7 +278,7 @@ class _Binder:
         def call() -> None:
             arguments = [*statics, *leaves(), *map(pop, taken), *map(get, others)]
             with guard():
-                results = run(arguments, seed())
+                results = run(arguments, seed())  # 11 in docs/architecture.md
                 for consume in consumers:
                     consume(results)
 
@@ -397,6 +397,7 @@ class _Binder:
         order.places.append(rank.place(micro_batch))
 
         def read() -> None:
+            # 10 in docs/architecture.md
             batch = rank.batches[micro_batch] = rank.leaves(order, at)
             if rank.unsettled:
                 rank.read[micro_batch] = batch
@@ -498,7 +499,7 @@ class _Binder:
 
         def add(results: Results) -> None:
             begin()
-            combine(targets, pick(results))
+            combine(targets, pick(results))  # 15 in docs/architecture.md
             for target, at in more:
                 target.add_(results[at])
 
@@ -539,7 +540,7 @@ class _Binder:
             loss = results[at]
             if not isfinite(loss.item()) and not rank.unsettled:
                 rank.check_loss(float(loss), micro_batch)
-            losses[step].append(loss)
+            losses[step].append(loss)  # 14 in docs/architecture.md
 
         return note
 
@@ -561,7 +562,7 @@ class _Binder:
 
     def _send(self, key: tuple[int, int], peer: int) -> Call:
         send, take = self.rank.sender(key[0], peer), self.rank.outbox.pop
-        return lambda: send(take(key))
+        return lambda: send(take(key))  # 12 in docs/architecture.md
 
     def _receive(self, of: Action, edge: int, peer: int) -> list[Bound]:
         """Return the call that posts a receive, if the transport wants one, and note who reads."""
@@ -597,7 +598,7 @@ class _Binder:
         permuted = [(value, nodes[value]) for value in values if _is_permuted(nodes[value])]
 
         def take() -> None:
-            came = iter(wait())
+            came = iter(wait())  # 13 in docs/architecture.md
             for frame in frames:
                 frame.update(zip(values, came))  # noqa: B905 - each takes its part
                 for value, node in permuted:

@@ -114,7 +114,7 @@ class Awaited:
         if self._has_company(place, reduce):
             begun, lane = Begun(call), self.rank.lane
             self.under_way.append((reduce, begun))
-            yield Bound(lambda: lane.begin(begun), "begin", *where)
+            yield Bound(lambda: lane.begin(begun), "begin", *where)  # 16 in docs/architecture.md
             return
         if len(reduce.ranks) > 1 or reduce.how not in _BESIDE:
             yield from self.waits()

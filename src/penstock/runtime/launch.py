@@ -187,7 +187,7 @@ def run_processes(
     ]
     try:
         for process in processes:
-            process.start()
+            process.start()  # 7 in docs/architecture.md
         for _, sender in pipes:
             sender.close()
         return _supervise(processes, [receiver for receiver, _ in pipes], report, watches)

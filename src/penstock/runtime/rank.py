@@ -182,7 +182,7 @@ class Rank:
         marks = [clock()]
         mark = marks.append
         self.progress.last_update_s = marks[0]
-        for call in [bound.call for bound in calls]:
+        for call in [bound.call for bound in calls]:  # 9 in docs/architecture.md
             call()
             mark(clock())
         self.noise.end()

@@ -163,7 +163,7 @@ class Steps:
             },
             next((r.validated for r in told if r.validated is not None), None),
         )
-        self.finished.append(whole)
+        self.finished.append(whole)  # 20 in docs/architecture.md
         if self.done is not None:
             self.done(whole)
 

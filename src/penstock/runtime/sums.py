@@ -138,6 +138,7 @@ def _norm(rank: "Rank", reduce: Reduce, own: LocalStages) -> Call:
         norms = norm.own()
         if len(reduce.ranks) > 1:
             rank.transport.all_reduce(norms, reduce.ranks)
+        # 17 in docs/architecture.md
         clip(norm.whole(norms), rank.progress.first_step + reduce.step)
 
     return call
@@ -297,7 +298,7 @@ def update_call(  # noqa: PLR0913 - what an update has to mind
         if weights.staleness is not None and late:
             factor = weights.staleness.rate(number)
         if rank.loss_scale is None or not rank.loss_scale.leaves_out(number):
-            weights.step(number, factor)
+            weights.step(number, factor)  # 18 in docs/architecture.md
         elif weights.updates is not None:
             weights.updates.leave_out()
         if tell is not None:
@@ -324,6 +325,7 @@ def tell_call(rank: "Rank", step: int, *, has_loss: bool) -> Call:
             figures |= rank.loss_scale.figures()
         seconds, progress.last_update_s = now - progress.last_update_s, now
         number = progress.first_step + step
+        # 19 in docs/architecture.md
         rank.report(StepResult(number, loss, seconds, len(parts), figures))
 
     return tell
