@@ -243,6 +243,22 @@ BREAKS = (
         "where joining went wrong the run falls to eager replicas, not to the plan without it",
     ),
     Break(
+        "a run that goes on without a plan has to know the constants of its loss",
+        "training/same.py",
+        'if own.traced and run.traced else ("data",)',
+        "",
+        ("tests/training/test_same.py",),
+        "a planned run cannot go on eagerly where its loss holds a constant tensor",
+    ),
+    Break(
+        "a run that keeps more than its checkpoint goes on from that",
+        "training/misfits.py",
+        "if not is_whole and first[1] is not None",
+        "if first[1] is None and not is_whole",
+        ("tests/training/test_misfits.py",),
+        "what an unbroken run alone has begins anew, without a word",
+    ),
+    Break(
         "what zero_grad leaves is lost",
         "runtime/clearing.py",
         "name: gradient.clone() for",
@@ -2790,8 +2806,8 @@ BREAKS = (
     Break(
         "goes_on_with_another_constant",
         "training/same.py",
-        '    for what in ("data", "kept"):\n',
-        '    for what in ("data",):\n',
+        'for what in ("data", "kept") if own',
+        'for what in ("data",) if own',
         ("tests/training/test_same.py",),
         "a constant of the loss is read anew at a resume",
     ),

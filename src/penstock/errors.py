@@ -22,6 +22,10 @@ class GraphError(PenstockError):
     """A step that cannot be traced, a batch that does not fit, or a cut that does not exist."""
 
 
+class BatchMisfitError(GraphError):
+    """A micro-batch that is not like the one that its step was traced for."""
+
+
 class ProfileError(PenstockError):
     """A profile of another graph, or one that cannot be measured."""
 
@@ -56,6 +60,10 @@ class CheckpointError(PenstockError):
 
 class RunError(PenstockError):
     """A rank that failed while training."""
+
+
+class RankMisfitError(RunError):
+    """A rank of a plan that has read such a micro-batch."""
 
 
 class ReportError(PenstockError):

@@ -59,6 +59,13 @@ def test_the_same_job_joins_and_goes_on(tmp_path) -> None:
     same.check_joins(tmp_path / "older", facts(JOB))  # whose folder says nothing
 
 
+@pytest.mark.parametrize("traced_first", [True, False])
+def test_a_run_goes_on_where_only_one_of_both_is_traced(tmp_path, traced_first) -> None:
+    first, then = (None, capture(JOB))[:: -1 if traced_first else 1]
+    same.keep_facts(tmp_path, same.run_facts_of(JOB, first))
+    assert same.check_goes_on(tmp_path, same.run_facts_of(JOB, then)) == ""
+
+
 def other_data(start: int):
     return (batch + 1.0 for batch in data(start))
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx
 
 from penstock import _compat
-from penstock.errors import GraphError
+from penstock.errors import BatchMisfitError
 from penstock.graph.functional import line_here
 
 
@@ -39,7 +39,7 @@ class Answers:
     def check(self, leaves: Sequence[Any]) -> None:
         """Raise for a batch that answers otherwise.
 
-        Raises:   GraphError: the message names the line that asks.
+        Raises:   BatchMisfitError: the message names the line that asks.
         """
         parts = zip(*(leaves[place].chunk(self.times) for place in self.places), strict=True)
         for part in parts:
@@ -49,7 +49,7 @@ class Answers:
                 if new != old:
                     message = f"{line}: this batch gives {new}, the step was traced for {old}"
                     hint = "train with --eager, or let it not depend on the values of a batch"
-                    raise GraphError(message, hint=hint)
+                    raise BatchMisfitError(message, hint=hint)
 
     def __str__(self) -> str:
         return ", ".join(map(str, self.given))

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from penstock.errors import GraphError
+from penstock.errors import BatchMisfitError, GraphError
 from penstock.graph.answers import Answers
 from penstock.graph.contents import as_tensor, attributes_of, flatten
 from penstock.graph.views import SharedMemory, describe_overlaps, overlaps_with
@@ -58,8 +58,8 @@ class BatchKey:
     def leaves_of(self, batch: object) -> list[Any]:
         """Return the leaves of a batch that fits, laid out as they were traced.
 
-        Raises:   GraphError: another structure, shape, dtype or plain value; other leaves overlap;
-                  it answers otherwise than the traced one.
+        Raises:   BatchMisfitError: another structure, shape, dtype or plain value; other leaves
+                  overlap; it answers otherwise than the traced one.
         """
         taken: list[Any] = []
         if self._take is not None and self._take(batch, taken.append):
@@ -87,20 +87,20 @@ class BatchKey:
                 f"{describe_overlaps(found)}; the step was traced for one where "
                 f"{describe_overlaps(self.overlaps)}"
             )
-            raise GraphError(message, hint="let the loss write into a clone()")
+            raise BatchMisfitError(message, hint="let the loss write into a clone()")
         return leaves
 
-    def _misfit(self, found: Sequence[LeafKey], spec: Any) -> GraphError:
+    def _misfit(self, found: Sequence[LeafKey], spec: Any) -> BatchMisfitError:
         hint = "let `data` yield micro-batches of one shape (drop or pad the last one)"
         if spec != self.spec:
             message = f"this batch is {spec}; the step was traced for {self.spec}"
-            return GraphError(message, hint="let `data` yield batches of one structure")
+            return BatchMisfitError(message, hint="let `data` yield batches of one structure")
         rows = enumerate(zip(found, self.leaves, strict=True))
         wrong = [(i, *pair) for i, pair in rows if _differ(*pair)]
         if any(isinstance(key, str) for _, key, _ in wrong):
             hint = "all but tensors are fixed when the step is traced: make it a tensor"
         parts = [f"{got} as leaf {i}, the step was traced for {key}" for i, got, key in wrong]
-        return GraphError(f"this batch holds {'; '.join(parts)}", hint=hint)
+        return BatchMisfitError(f"this batch holds {'; '.join(parts)}", hint=hint)
 
 
 class Division(NamedTuple):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from penstock.batches import ReadNumbers, read
-from penstock.errors import GraphError
+from penstock.errors import BatchMisfitError, GraphError
 from penstock.graph.batch import Division, TensorKey
 from penstock.graph.code import seed_ahead
 from penstock.graph.contents import flatten, rebuilt
@@ -31,8 +31,8 @@ def merged(job: Job, count: Taken, division: Division | None = None) -> Job:
 
     Its loss is the author's, which is of one of them: see `parts_of`.
     count:     1 / n: each becomes n, as `division` says.
-    Raises:    GraphError: a step's micro-batches cannot be divided so; the call of its data:
-               leaves that cannot be joined.
+    Raises:    GraphError: a step's micro-batches cannot be divided so.  The call of its data:
+               BatchMisfitError: leaves that cannot be joined.
     """
     if count == 1:
         return job
@@ -192,7 +192,9 @@ def _part(leaf: Any, number: int, count: int) -> Any:
 def _join(parts: list[Any]) -> Any:
     leaves, specs = zip(*map(flatten, parts), strict=True)
     if any(spec != specs[0] for spec in specs):
-        raise GraphError("micro-batches of different structure cannot be joined", hint=_ONE_SHAPE)
+        raise BatchMisfitError(
+            "micro-batches of different structure cannot be joined", hint=_ONE_SHAPE
+        )
     return rebuilt([_joined(row) for row in zip(*leaves, strict=True)], specs[0])
 
 
@@ -205,8 +207,10 @@ def _joined(leaves: tuple[Any, ...]) -> Any:
         if len(kinds) > 1:
             found = " and ".join(sorted(kinds))
             message = f"this batch holds micro-batches of {found}: a step is of one shape"
-            raise GraphError(message, hint=_ONE_SHAPE)
+            raise BatchMisfitError(message, hint=_ONE_SHAPE)
         return torch.cat(cast("tuple[Tensor, ...]", leaves))
     if any(isinstance(leaf, Tensor) for leaf in leaves) or any(x != leaves[0] for x in leaves):
-        raise GraphError("a batch holds values without a first dimension: it cannot be joined")
+        raise BatchMisfitError(
+            "a batch holds values without a first dimension: it cannot be joined"
+        )
     return leaves[0]

@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 
 from penstock.device import here
-from penstock.errors import PenstockError, RunError
+from penstock.errors import BatchMisfitError, PenstockError, RankMisfitError, RunError
 from penstock.job import exit_words
 from penstock.profile.noise import NoiseTold
 from penstock.runtime.calls import StepResult
@@ -306,6 +306,7 @@ def _problem_as_json(problem: BaseException) -> dict[str, Any]:
         "trace": "" if known else "".join(traceback.format_exception(problem)),
         "follows": isinstance(problem, TransportError),
         "lingers": isinstance(problem, NotFiniteError),
+        "misfits": isinstance(problem, BatchMisfitError),
     }
 
 
@@ -371,7 +372,8 @@ def _read(pipe: Connection) -> tuple[str, Any] | None:
 
 def _rank_error(rank: int, content: dict[str, Any]) -> RunError:
     trace = f"\n{content['trace']}" if content["trace"] else ""
-    return RunError(f"rank {rank} failed: {content['message']}{trace}", hint=content["hint"])
+    error = RankMisfitError if content["misfits"] else RunError
+    return error(f"rank {rank} failed: {content['message']}{trace}", hint=content["hint"])
 
 
 def _death(rank: int, process: Any) -> RunError:

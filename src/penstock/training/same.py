@@ -45,7 +45,8 @@ class RunFacts:
     """What a run began with: digests and numbers, by name.
 
     data:    of its first micro-batches.
-    kept:    what no checkpoint holds: constants of the loss, buffers that are not saved.
+    kept:    what no checkpoint holds: constants of the loss, buffers that are not saved; where
+             the step was `traced`, who else would know them.
     made:    what else each rank makes by itself: the job's numbers, options of the optimizer.
     rates:   of its first steps.
     keeps:   whether its rate keeps state.
@@ -59,6 +60,7 @@ class RunFacts:
     keeps: bool = False
     read: Mapping[str, str] = field(default_factory=dict[str, str])
     lines: Mapping[str, str] = field(default_factory=dict[str, str])
+    traced: bool = True
 
 
 def run_facts_of(job: Job, captured: "Capture | None") -> RunFacts | None:
@@ -74,7 +76,8 @@ def run_facts_of(job: Job, captured: "Capture | None") -> RunFacts | None:
     keeps = isinstance(job.learning_rate, ReplayedRate)
     read = {**data.variables, **NOTES.taken()}
     lines = {**data.lines, **{what: text_of(line) for what, line in NOTES.lines.items()}}
-    return RunFacts(data.digests, _kept(captured), made, rates, keeps, read, lines)
+    kept, traced = _kept(captured), captured is not None
+    return RunFacts(data.digests, kept, made, rates, keeps, read, lines, traced)
 
 
 def _kept(captured: "Capture | None") -> dict[str, str]:
@@ -151,7 +154,7 @@ def check_goes_on(folder: Path, own: RunFacts | None) -> str:
     if run is None or own is None:
         return ""
     hint = "let the job have what the run began with, or give --forget-state to go on with this"
-    for what in ("data", "kept"):
+    for what in ("data", "kept") if own.traced and run.traced else ("data",):
         _compare(folder, what, own, run, hint=hint)
     try:
         _compare(folder, "rates", own, run, hint=hint)

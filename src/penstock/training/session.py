@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING
 
 from penstock.cluster import Cluster
 from penstock.device import all_here, here
-from penstock.errors import GraphError, JobError, PenstockError, PlanError, RunError
+from penstock.errors import (
+    GraphError,
+    JobError,
+    PenstockError,
+    PlanError,
+    RankMisfitError,
+    RunError,
+)
 from penstock.files import write_text
 from penstock.graph.graph import Graph
 from penstock.job import Job
@@ -50,6 +57,7 @@ from penstock.training.fuse import usable
 from penstock.training.goal import REACHED, GoalWatch
 from penstock.training.listener import Listener, Row
 from penstock.training.mirror import mirroring
+from penstock.training.misfits import go_on_unplanned
 from penstock.training.outset import (
     check_validation,
     noticing,
@@ -178,8 +186,6 @@ class Session:
 
     def lead(self) -> Trained:
         """Run all phases in this process, ranks as processes of this host."""
-        from penstock.runtime.launch import local_launcher
-
         self._be_alone()
         first_step, checkpoint = self.start()
         found = self.examine(checkpoint)
@@ -198,6 +204,17 @@ class Session:
 
             trained = train_until(self, captured, found, first_step, checkpoint)
             return trained or self.train_eagerly(first_step, checkpoint, found)
+        try:
+            return self._lead_plan(captured, first_step, checkpoint, found)
+        except RankMisfitError as problem:
+            return go_on_unplanned(self, found, problem, (first_step, checkpoint))
+
+    def _lead_plan(
+        self, captured: "Capture", first_step: int, checkpoint: Path | None, found: "Examined"
+    ) -> Trained:
+        """Choose a plan, prove it and run it, in processes of this host."""
+        from penstock.runtime.launch import local_launcher
+
         choice = self.choose(captured, checkpoint, found)
         launch = local_launcher(choice.plan.total_ranks)
         checked = self.prove(choice, first_step, checkpoint, launch, found)

@@ -1,0 +1,57 @@
+"""Misfits: how a run goes on in which a micro-batch does not fit the step that was traced.
+
+The first micro-batches are looked at before a plan is made; a later one may have another shape,
+another number beside its tensors, or answer a branch of the model otherwise.  All steps before it
+are right.  So the run goes back to its newest checkpoint, and on without a plan.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.errors import RankMisfitError
+from penstock.training.audited_run import forgets, gone_back_to_start, rewind
+from penstock.training.audits import Audited
+
+if TYPE_CHECKING:
+    from penstock.training.examine import Examined
+    from penstock.training.results import Trained
+    from penstock.training.session import Session
+
+
+def go_on_unplanned(
+    session: "Session",
+    found: "Examined",
+    problem: RankMisfitError,
+    first: tuple[int, Path | None],
+) -> "Trained":
+    """Go on without a plan from the newest checkpoint; return what that gave.
+
+    What a checkpoint does not hold, an unbroken run alone has: then it begins anew.
+    first:    the step and checkpoint with which the run began.
+    Raises:   RankMisfitError: a plan is required, or nobody knows how to go on.
+    """
+    if session.is_strict() or session.elastic or not session.care.check:
+        raise problem
+    is_whole = not (found.forgets or found.beside or forgets(session.author, session.key))
+    if not is_whole and first[1] is not None:
+        raise problem
+    session.audited = Audited(cpu_s=session.audited.cpu_s, back=session.audited.back)
+    session.listener.say(problem.message)
+    step, place = newest(session, first) if is_whole else (0, None)
+    if place is None:
+        gone_back_to_start(session)
+    else:
+        rewind(session.folder, step)
+    whence = f"from the checkpoint {place}" if place else "from the first step"
+    session.listener.say(f"training it eagerly with plain data parallelism instead, {whence}")
+    why = f"a later micro-batch does not fit a traced step: {problem.message}"
+    return session.train_eagerly(step, place, replace(found, no_plan=why))
+
+
+def newest(session: "Session", first: tuple[int, Path | None]) -> tuple[int, Path | None]:
+    """Return the step and folder of the newest whole checkpoint; `first` where there is none."""
+    from penstock.runtime import checkpoint
+
+    kept = checkpoint.newest_whole(session.folder / "checkpoints", session.listener.say)
+    return first if kept is None else (kept[1], kept[0])

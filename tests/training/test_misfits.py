@@ -1,0 +1,105 @@
+"""A micro-batch that comes late and does not fit a traced step: the run goes on without a plan."""
+
+import json
+from collections.abc import Callable
+from itertools import count
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import penstock as ps
+from penstock.errors import BatchMisfitError, RankMisfitError
+from penstock.graph.trace import capture
+from penstock.job import Job
+from penstock.training.misfits import go_on_unplanned
+
+LATE = 41  # number of the first one that is unlike; four are a step, and two steps are proved
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def sgd(weights):
+    return torch.optim.SGD(weights, lr=0.1)
+
+
+def shorter(k: int, x: Tensor):
+    return {"x": x[:2] if k >= LATE else x}
+
+
+def with_a_number(k: int, x: Tensor):
+    return {"x": x, "scale": 1 + k // LATE}
+
+
+def greater(k: int, x: Tensor):
+    return {"x": x * 100 if k == LATE else x}
+
+
+def job_of(make: Callable[[int, Tensor], dict]) -> Job:
+    def data(start):
+        for k in count(start):
+            yield make(k, torch.randn(4, 4, generator=torch.Generator().manual_seed(k)))
+
+    def loss(model, batch):
+        found = model(batch["x"]).square().mean() * batch.get("scale", 1)
+        return found * 1e-4 if batch["x"].abs().max() > 50 else found
+
+    return Job(lambda: nn.Linear(4, 4), loss, data, sgd, micro_batches=4)
+
+
+def plain_weights(job: Job, steps: int) -> dict[str, Tensor]:
+    torch.manual_seed(job.seed)
+    model, data = job.model(), job.data(0)
+    optimizer = sgd(model.parameters())
+    for _ in range(steps):
+        for _ in range(job.micro_batches):
+            (job.loss(model, next(data)) / job.micro_batches).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return {f"weights/{name}": value.detach() for name, value in model.named_parameters()}
+
+
+@pytest.mark.parametrize("make", [shorter, with_a_number, greater])
+def test_batch_that_does_not_fit_the_step_is_a_misfit(make):
+    job = job_of(make)
+    captured = capture(job)
+    captured.leaves(next(job.data(LATE - 1)))
+    with pytest.raises(BatchMisfitError, match="this batch"):
+        captured.leaves(next(job.data(LATE)))
+
+
+def test_a_run_goes_on_without_a_plan_from_its_newest_checkpoint(tmp_path):
+    job = job_of(greater)
+    asked = {"ranks": 2, "num_steps": 12, "checkpoint_every": 4, "trial": False, "audit": "0"}
+    trained = ps.train(job, out=tmp_path / "run", **asked)
+    assert trained is not None
+    assert trained.plan is None
+    for name, value in plain_weights(job, 12).items():
+        assert torch.allclose(trained.outcome.weights[name], value, atol=1e-6)
+    rows = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(row)["step"] for row in rows] == list(range(1, 13))
+
+
+def session(**options):
+    care = SimpleNamespace(check=options.pop("check", True))
+    strict = options.pop("strict", False)
+    fixed = {"is_strict": lambda: strict, "elastic": False, "care": care, **options}
+    return SimpleNamespace(author=job_of(greater), key="", **fixed)
+
+
+@pytest.mark.parametrize("asked", [{"strict": True}, {"elastic": True}, {"check": False}])
+def test_a_plan_that_is_required_ends_the_run_at_a_misfit(asked):
+    problem = RankMisfitError("rank 0 failed: this batch holds something else")
+    with pytest.raises(RankMisfitError):
+        go_on_unplanned(session(**asked), SimpleNamespace(), problem, (0, None))
+
+
+def test_a_resumed_run_that_keeps_more_than_its_checkpoint_ends_at_a_misfit(tmp_path):
+    problem = RankMisfitError("rank 0 failed: this batch holds something else")
+    found = SimpleNamespace(forgets=("a counter",), beside=())
+    with pytest.raises(RankMisfitError):
+        go_on_unplanned(session(), found, problem, (4, tmp_path))
