@@ -1,1 +1,1 @@
-"""Measurements behind the figures of the README and docs: `python -m bench.NAME [--json]`."""
+"""Measurements behind docs/figures.md and the other pages: `python -m bench.NAME [--json]`."""

@@ -2,6 +2,8 @@
 
 import doctest
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -81,3 +83,15 @@ def test_rooms_of_the_architecture_stand_in_the_order_of_imports():
     listed = re.findall(r"^ (\w+)", page.partition("## The rooms")[2], re.M)
     rooms = [room for room in ROOMS if room in listed or (SRC / room).is_dir()]
     assert listed == rooms
+
+
+def test_readme_prints_a_plan_and_saves_a_report(tmp_path):
+    readme = (ROOT / "README.md").read_text()
+    program = readme.partition("```python\n")[2].partition("```")[0]
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Plan for graph ")
+    assert "<svg" in (tmp_path / "report.html").read_text()
+    for place in re.findall(r"\]\((docs/[^)]*)\)", readme):
+        assert (ROOT / place).exists()

@@ -38,30 +38,6 @@ def plan(graph: ps.Graph, profile: ps.Profile) -> ps.Plan:
     return ps.search(graph, profile, ps.Cluster.here(2), fixed=TWO_STAGES)
 
 
-def test_the_ten_lines_of_the_design_run_as_they_are_written(tmp_path: Path) -> None:
-    program = f"""
-import sys
-sys.path.insert(0, {str(Path(mlp.__file__).parent)!r})
-from mlp import model as make_model, data as micro_batches, loss
-from torch.optim import AdamW
-import penstock as ps
-
-job = ps.Job(model=make_model, loss=loss, data=micro_batches, optimizer=lambda ps: AdamW(ps, 3e-4))
-cluster = ps.Cluster.here()
-graph = ps.trace(job)
-profile = ps.measure(graph)
-plan = ps.search(graph, profile, cluster, objective="time")
-program = ps.lower(plan, graph)
-predicted = ps.simulate(program, profile, cluster)
-measured = ps.run(program, job, num_steps=100)
-ps.report(plan, predicted, measured).save("report.html")
-"""
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert "<svg" in (tmp_path / "report.html").read_text()
-
-
 def test_graph_of_the_package_is_the_traced_one_and_saves_as_any(
     graph: ps.Graph, tmp_path: Path
 ) -> None:

@@ -20,7 +20,7 @@ from penstock.search.candidate import Candidate, Objective
 from penstock.search.judge import Judge
 from penstock.units import format_seconds
 
-ERROR = 0.05  # of a predicted step: the median over 120 plans of four models (README.md)
+ERROR = 0.05  # of a predicted step: the median over 120 plans of four models (docs/figures.md)
 
 
 def simplest(

@@ -2,8 +2,9 @@
 
 Whether there is something to name: a step takes more than FLAG longer than predicted.  FLAG is a
 quarter: predictions were off by 20 % at worst in 120 plans of 4 models on a quiet machine
-(README.md), so a quarter is not the prediction's error.  Comparing the measured speed with the
-predicted one to find that something is wrong is from arXiv:2003.04072 (there: a parameter server).
+(docs/figures.md), so a quarter is not the prediction's error.  Comparing the measured speed with
+the predicted one to find that something is wrong is from arXiv:2003.04072 (there: a parameter
+server).
 
 What is named: of these, the one that costs most seconds of a step beyond the prediction, if at
 least CAUSE of the step.
