@@ -351,8 +351,9 @@ class Cluster:
         return self.all_reduce_s(size_bytes, ranks) + self.ends_s(ranks, rounds=2)
 
     def ends_s(self, ranks: Sequence[int], rounds: int = 1) -> float:
-        """Return what a rank computes to send and to receive the messages of a ring over `ranks`,
-        whatever their size: rounds * (n - 1) * 2 overhead_s of the slowest link.
+        """Return the seconds that a rank computes for the messages of a ring over `ranks`.
+
+        rounds * (n - 1) * 2 overhead_s of the slowest link, whatever the size of the messages.
 
         rounds:  how often each part goes round: once in a gather, twice in a sum.
         """

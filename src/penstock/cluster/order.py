@@ -119,7 +119,7 @@ def min_cut_order(links: Floats, devices: Sequence[int]) -> tuple[int, ...]:
 
 
 def min_cut(links: Floats) -> list[int]:
-    """Return one side, increasing, of the cut over which least goes; links[a, b] both ways.
+    """Return one side of the minimum cut, increasing; links[a, b] counts both ways.
 
     Stoer and Wagner: of two or more devices, in O(n^3).  The first found of equals.
     """

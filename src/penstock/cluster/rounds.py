@@ -174,7 +174,7 @@ def group_of(cluster: Cluster, ranks: Sequence[int]) -> Group:
 
 
 def at_once(group: Group, messages: Messages, times: int = 1) -> Phase:
-    """Return `times` rounds in which `messages` are sent, by the levels of their links.
+    """Return the phase of `times` rounds that send `messages`, by the levels of their links.
 
     Raises:   ClusterError: a level without a link.
     """

@@ -68,7 +68,7 @@ def terms(quantity: Quantity, runs: Sequence[TrainingRun]) -> Terms:
 
 
 def features(run: TrainingRun) -> dict[str, float | str]:
-    """Return the ranges that a prediction can lie outside of: sizes, and choices."""
+    """Return the sizes and choices of a run, by which a prediction may be outside its data."""
     return {
         "hidden size": run.model.hidden,
         "blocks": run.model.blocks,

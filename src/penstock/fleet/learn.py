@@ -129,7 +129,7 @@ class Learned:
         return Foreseen(seconds, low, high, outside)
 
     def outside(self, row: Measurement) -> tuple[str, ...]:
-        """Return in which features a row is outside of what was learned from; also "device"."""
+        """Return the features in which a row lies outside the learned data; also "device"."""
         found = [
             name
             for name, value in row.features.items()

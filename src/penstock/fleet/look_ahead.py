@@ -186,7 +186,7 @@ class _HeldSlots(NamedTuple):
 
 @compiled
 def _lose(row: Floats, lost: float) -> None:
-    """Take so many machines of a row, from the last on: those that were ordered first."""
+    """Take `lost` machines from a row, from its end: those that were ordered first."""
     for at in range(len(row) - 1, -1, -1):
         part = min(row[at], lost)
         row[at] -= part
@@ -195,7 +195,7 @@ def _lose(row: Floats, lost: float) -> None:
 
 @compiled
 def _hold(row: Floats, wanted: float) -> None:
-    """Hold so many: give back those ordered last, or order more, at the first place of the row."""
+    """Hold `wanted` machines: give back those ordered last, or order more at the row's start."""
     surplus = row.sum() - wanted
     row[0] += max(0.0, -surplus)
     for at in range(len(row)):

@@ -146,7 +146,7 @@ def of_step(
 def steps_on(
     model: str, work: StepWork, rows: Sequence[Measurement], devices: Iterable[str] = ()
 ) -> list[Measurement]:
-    """Return a step of `work` on each of `devices`, and on those of the steps `rows`.
+    """Return a row for a step of `work` on each of `devices` and on each device of `rows`.
 
     The bytes moved are left to be guessed where they are of the rows, too.
     Raises:   EstimateError: nothing is known of one of `devices`.

@@ -68,8 +68,9 @@ def replay(
     tick_s: float = 300.0,
     with_timeline: bool = False,
 ) -> Replayed:
-    """Return what becomes of a job that follows a policy on one market; after its end the last
-    row holds.
+    """Return the outcome of a job that follows a policy on one market.
+
+    After the market's end its last row holds.
 
     tick_s    at least so often a policy is asked
     Raises:   FleetError: a market without prices; a deadline that is not above 0.

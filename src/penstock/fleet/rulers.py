@@ -38,7 +38,7 @@ class PolicyBasis(NamedTuple):
 
 
 def basis_of(market: Market, deadline_s: float) -> PolicyBasis:
-    """Return what policies are fitted on, of a trace."""
+    """Return the futures, drawn from a trace, that policies are fitted on."""
     own = resampled(market, _OWN, seed=_OWN_SEED, lasts_s=deadline_s)
     return PolicyBasis([*own], deadline_s)
 

@@ -154,5 +154,5 @@ def to_come(ruler: Ruler, job: FleetJob, market: Market, stands: Standing, aim: 
 
 
 def measured(job: FleetJob, steps: float, rates: Mapping[int, float]) -> FleetJob:
-    """Return a job of so many steps with the speeds that a run has measured, by machines."""
+    """Return a job of `steps` steps with a run's measured speeds, by number of machines."""
     return replace(with_figures(job, rates), steps=steps, has_copies=True)

@@ -199,7 +199,7 @@ class KnownValues(_compat.DispatchMode):
         return tensor
 
     def _lifted(self, value: Any) -> Any:
-        """Return real tensors as those of the trace that the graph holds; numbers as they are."""
+        """Return a value with its real tensors lifted into the trace as constants of the graph."""
         return _compat.pytree.tree_map_only(Tensor, aten.lift_fresh_copy.default, value)
 
     def _keep(self, others: set[int]) -> None:

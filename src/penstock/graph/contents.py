@@ -228,7 +228,7 @@ def _closed(kind: Any, children: Iterable[Any], names: tuple[Any, ...]) -> Any:
 
 
 def _with(node: Any, names: tuple[Any, ...], values: list[Any]) -> Any:
-    """Return a container like `node`, and with all else that it holds, of other values."""
+    """Return a copy of a container with `values` in place of its own; attributes stay."""
     if _is_dict(node):
         return _filled(copy.copy(node), names, values)
     return _closed(type(node), values, names)

@@ -119,8 +119,9 @@ def _is_fusible(op: int, capture: Capture) -> bool:
 
 
 def _is_known(value: Any) -> bool:
-    """Return whether a value is a tensor of known size, or a row of such; not of complex numbers,
-    of which a compiler makes nothing.
+    """Return whether a value consists of tensors of known size that a compiler can handle.
+
+    Complex numbers it cannot.
     """
     rows: Any = value if isinstance(value, tuple | list) else (value,)  # pyright: ignore
     tensors = [each for each in rows if each is not None]

@@ -32,7 +32,7 @@ class Keeping(NamedTuple):
     bytes: dict[int, int]
 
     def followed(self, again: Iterable[int]) -> tuple[set[int], set[int]]:
-        """Return (those of the ops `again` that are repeated, the values that are kept)."""
+        """Return two sets: the ops of `again` that are repeated, and the values that are kept."""
         may, ops, kept, stack = set(again), set[int](), set[int](), list(self.asked)
         while stack:
             value = stack.pop()

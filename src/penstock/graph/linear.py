@@ -74,8 +74,10 @@ _OF_A_SHAPE = ("_like", "new_zeros", "new_ones", "new_full", "new_empty", "new_e
 
 
 def crooked(capture: Capture) -> dict[str, str]:
-    """Return, of each buffer that a step writes, why the next value is not linear in the old one,
-    or is not all that depends on it; "" where neither is so.
+    """Return for each buffer that a step writes the reason why it has no linear law, or "".
+
+    A reason is that the next value is not linear in the old one, or that something else depends
+    on the old one too.
     """
     graph = capture.graph
     written = {graph.nodes[at].name for at in written_buffers(graph)}

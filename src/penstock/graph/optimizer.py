@@ -221,9 +221,9 @@ def _built(job: Job, model: nn.Module) -> nn.Module:
 
 @contextmanager
 def stand_ins(model: nn.Module, most: int) -> Generator[dict[str, Tensor]]:
-    """Give the parameters zeros in place of their values, of at most `most` in each dimension.
+    """Replace the parameters' values by zeros, at most `most` long in each dimension.
 
-    What it yields are those by name.
+    It yields the zeros by name.
     """
     parameters = dict(model.named_parameters())
     before = {name: parameter.data for name, parameter in parameters.items()}

@@ -39,7 +39,7 @@ def narrowed(job: Job, model: nn.Module) -> dict[str, nn.Parameter]:
 
 @contextmanager
 def cast_weights(job: Job, model: nn.Module) -> Generator[None]:
-    """Let the model have weights in 16 bits, whose gradients are those of its own; also nested."""
+    """Give the model weights in 16 bits; their gradients are those of its own.  May be nested."""
     wide, dtype = narrowed(job, model), dtype_of(job)
     if not wide:
         yield

@@ -80,7 +80,7 @@ def repeated(owners: Owners, asked: StageDemand, recompute: Recompute) -> tuple[
 def _followed(
     owners: Owners, asked: StageDemand, may: AbstractSet[int]
 ) -> tuple[set[int], set[int]]:
-    """Return (ops that B repeats, values that F keeps) where those of `may` are repeated."""
+    """Return two sets: ops of `may` that B repeats, and values that F keeps for it."""
     nodes, ops, kept = owners.graph.nodes, set[int](), set[int]()
     stack = list(asked.reads - asked.late)
     while stack:
@@ -158,7 +158,7 @@ class _Maker:
         return Segment("W", ops=_row(self.outer), inputs=handed, takes=handed, gradients=parts)
 
     def measured(self, segment: Segment) -> Segment:
-        """Return `segment` with its FLOP and bytes, in the order in which it holds least."""
+        """Return `segment` with FLOP and bytes, its ops in the order that holds least."""
         received = self.asked.received | self.asked.late
         peak, _, change = segment_memory(self.owners.graph, segment, received)
         if self.again.intersection(segment.ops) and segment.kind != "F":

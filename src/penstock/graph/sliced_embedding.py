@@ -25,7 +25,7 @@ from penstock.graph.slicing import (
 
 
 def embedding(made: Slicing, node: fx.Node) -> State | None:
-    """Return rows of an embedding: those of each slice, in place of those of slices before.
+    """Return the rows of an embedding, slice by slice; each slice fills in its own rows.
 
     An index that is no row at all meets the first or the last slice as it is, and is refused
     there as in the whole.

@@ -39,7 +39,7 @@ _IGNORED = -(2**62)  # a class that no target is by mistake
 
 
 def log_softmax(made: Slicing, node: fx.Node) -> State | None:
-    """Return log-probabilities over the dim that is cut, of which only top and total are there."""
+    """Return log-probabilities over the dim that is cut; only `top` and `total` are computed."""
     source, dim = as_node(node.args[0]), node.args[1]
     state = made.states[source]
     if not (isinstance(state, Sliced) and isinstance(dim, int)):

@@ -67,13 +67,13 @@ class Sliced:
 
     @property
     def ranges(self) -> list[tuple[int, int]]:
-        """Return first row, and the one behind the last, of each slice."""
+        """Return for each slice its first row and the row behind its last."""
         return list(pairwise((0, *self.ends)))
 
 
 @dataclass(slots=True, eq=False)
 class LogSoftmax:
-    """Log-probabilities that nobody has computed yet, of the op `node`.
+    """Log-probabilities of the op `node` that are not computed yet.
 
     logits:  in slices, as they came.
     top, total:  the greatest of each row, and the sum of the exponentials of what is below it.
@@ -102,7 +102,7 @@ State = NewNode | Sliced | LogSoftmax | AtTargets
 
 
 class Turn(NamedTuple):
-    """Which slice an item belongs to, of how many, in which run."""
+    """The slice that an item belongs to: its number, the number of slices, and the run."""
 
     number: int
     among: int
@@ -184,7 +184,7 @@ class Slicing:
         return Sliced(0, self.ends[name], tuple(parts), of_state=True)
 
     def copied(self, node: fx.Node) -> NewNode:
-        """Return an op as it was, of whole values."""
+        """Return a copy of an op that reads whole values."""
         given = {source: self.whole(source, node) for source in node.all_input_nodes}
         args, kwargs = arguments(node, given)
         value, at = node.meta.get("val"), self.index[node]

@@ -52,7 +52,7 @@ from penstock.graph.trace import Capture
 
 
 def split(capture: Capture, slices: Mapping[str, int]) -> Capture:
-    """Return `capture` with parameters, by name, cut along their rows into so many slices each.
+    """Return `capture` with parameters cut along their rows: by name, the number of slices.
 
     The bias of a product is cut with its weight.  Nothing to cut returns `capture` itself.
     Raises:   GraphError: no such parameter, too few rows, or an op reads all of it at once.
@@ -138,7 +138,7 @@ class _Results(NamedTuple):
 
     @property
     def items(self) -> list[NewNode | None]:
-        """Return all of them, in the order in which a step returns them."""
+        """Return loss, gradients and figures in the order in which a step returns them."""
         return [self.loss, *self.gradients.values(), *self.figures]
 
 

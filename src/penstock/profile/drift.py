@@ -40,9 +40,9 @@ def chance(old: Collection[float], new: Collection[float]) -> float:
 
 @cache
 def _ways(old: int, new: int) -> tuple[int, ...]:
-    """Return in how many orders of so many old and new values how many pairs have the new above.
+    """Return by k the number of orders of old and new values with k pairs whose new one is larger.
 
-    The largest of all is a new one, which is above every old one, or an old one.
+    The largest value is a new one, which is above every old one, or an old one.
     """
     if not (old and new):
         return (1,)

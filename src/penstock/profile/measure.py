@@ -354,8 +354,10 @@ def _packing_cost(bits: int) -> PackCost:
 
 
 def most_far_bytes(capture: Capture, job: Job, state_bytes_per_byte: float) -> int:
-    """Return what a plan has in far memory at most: of a rank with the whole model, weights,
-    gradients and state, and what F keeps of all micro-batches of a step.
+    """Return the most bytes that a plan puts into far memory.
+
+    They are those of a rank with the whole model: weights, gradients, state, and what F keeps of
+    all micro-batches of a step.
     """
     (stage,) = cut(capture.graph).stages
     weights = capture.graph.parameter_bytes * (2 + state_bytes_per_byte)
@@ -399,8 +401,7 @@ def _moved_s(count: int, size: int, *, evicts: bool = False) -> float:
 def _updated(
     whole: WholeOptimizer, weights: dict[str, Tensor], gradients: dict[str, Tensor]
 ) -> tuple[float, float, dict[str, float]]:
-    """Return seconds of an update of `weights`, how many of them are those of the call, and the
-    most bytes that it holds meanwhile.
+    """Return the seconds of an update of `weights`, the share of the call in them, and its bytes.
 
     The call is what an update of the smallest takes beyond the mean of the others: nothing where
     these are so large that it does not show.  Before each, caches are swept, as by a step.

@@ -131,8 +131,9 @@ def with_run(before: Sampled | None, profile: Profile, told: StepRatios) -> Samp
 
 
 def of_another_step(profile: Profile, told: StepRatios, other: Profile) -> StepRatios:
-    """Return what a run, by `profile`, tells of a step with other ops, of `other`: each takes the
-    mean of those that were sampled.
+    """Return the ratios of a run by `profile` for the step of `other`, which has other ops.
+
+    Every op of `other` takes the mean of the ops that were sampled.
     """
     ops = dict.fromkeys(range(len(other.op_s)), _mean(profile, told))
     return StepRatios(ops, told.update, told.steps)

@@ -60,7 +60,7 @@ def times(inputs: Inputs) -> Iterator[Markup]:
 
 
 def _groups(rows: Sequence[TimeRow], unit: TimeUnit, total: str) -> Iterator[Markup]:
-    """Yield the table's rows, those of one rank under one head."""
+    """Yield the table's rows, grouped by rank under a heading each."""
     for rank, group in groupby(rows, key=lambda row: row.rank):
         name = "all: sum of counts, mean of times" if rank is None else f"rank {rank}"
         own = list(group)

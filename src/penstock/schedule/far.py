@@ -135,7 +135,7 @@ def moved(
 def with_far(
     changes: IntArray, orders: Orders, far: Sequence[FarCopy]
 ) -> tuple[IntArray, IntArray]:
-    """Return the changes that actions and copies make to bytes held, and each rank's first one."""
+    """Return the changes of actions and copies in order, and where those of each rank begin."""
     if not far:
         return changes, orders.offsets
     rows = [int(orders.offsets[copy.rank]) + copy.place for copy in far]

@@ -59,7 +59,7 @@ def improve(
     weight_share: float = 1.0,
     is_steady: bool = False,
 ) -> Result:
-    """Return orders of F, I and W on the same ranks that take no longer than those of `result`.
+    """Return orders of F, I and W on the same ranks, no longer than the orders of `result`.
 
     `shape` is stages and micro-batches; each stage lives on one rank, and all ranks have as many.
     No rank holds more than `limit` activations, if none does in `result`; of each the
@@ -139,7 +139,7 @@ def _actions(table: Floats, homes: IntArray, message_s: float, room: Room) -> _A
 
 
 def _times(size: int, num_ranks: int) -> _EndsAndTails:
-    """Return room for so many actions."""
+    """Return arrays for `size` actions."""
     log, none = log_of(size, size, num_ranks), np.empty((0, 2), np.int64)
     steps = LongRun(log, np.zeros(size, np.int64), np.zeros(size), np.zeros(size), none)
     held = np.zeros((num_ranks, size // num_ranks))

@@ -27,9 +27,9 @@ class Levels(NamedTuple):
 
 
 def levels(changes: Changes, offsets: IntArray, start: IntArray) -> Levels:
-    """Return the bytes held over time; `start` is what each rank holds at first.
+    """Return the levels after and during each change; `start` is what each rank holds at first.
 
-    What rank r does lies from `offsets[r]` to `offsets[r + 1]`.
+    The changes of rank r lie from `offsets[r]` to `offsets[r + 1]`.
     """
     total = np.cumsum(changes.before + changes.after)
     ends = np.append(0, total)[offsets]
@@ -38,7 +38,7 @@ def levels(changes: Changes, offsets: IntArray, start: IntArray) -> Levels:
 
 
 def peaks(held: Levels, offsets: IntArray, start: IntArray) -> IntArray:
-    """Return the most that each rank holds at any time."""
+    """Return the highest level of each rank."""
     nothing = np.iinfo(np.int64).min  # at the end, where the last ranks begin if they do nothing
     most = np.append(np.maximum(held.during, held.after), nothing)
     peaks = np.maximum(start, np.maximum.reduceat(most, offsets[:-1]))

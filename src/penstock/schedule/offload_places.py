@@ -26,7 +26,7 @@ _Row: TypeAlias = tuple[tuple[int, int], ...]  # kind and micro-batch of a rank'
 
 
 class CopyPace(NamedTuple):
-    """Seconds of [F, I, W, reload, offload], [stage], those of a message, and the limit."""
+    """Seconds by [F, I, W, reload, offload] and [stage], seconds of a message, and the limit."""
 
     table: Floats
     message_s: float

@@ -161,7 +161,7 @@ class _Growing:
         self._least: list[float] = []
 
     def time(self, low_s: float, high_s: float) -> int:
-        """Return a new variable, of seconds."""
+        """Return a new variable in seconds."""
         return self._variable(low_s, high_s, 0)
 
     def choice(self) -> int:

@@ -153,18 +153,18 @@ class WeightRule:
 
 
 class InFlight(Protocol):
-    """The micro-batches that a stage, of so many stages, keeps in flight in the steady state."""
+    """The micro-batches that one of `num_stages` stages keeps in flight in the steady state."""
 
     def __call__(self, stage: Number, num_stages: int, /) -> Number: ...
 
 
 def as_1f1b(stage: Number, num_stages: int, /) -> Number:
-    """Return the versions under 1F1B: one for each stage from here on."""
+    """Return the micro-batches in flight under 1F1B: one for each stage from here on."""
     return num_stages - stage
 
 
 def as_pipelined(stage: Number, num_stages: int, /) -> Number:
-    """Return the versions if every stage does an F and a B each tick: there and back again."""
+    """Return the micro-batches in flight if each tick holds an F and a B: there and back again."""
     return 2 * (num_stages - 1 - stage) + 1
 
 
@@ -375,7 +375,7 @@ NEWEST = WeightRule("newest", _whole_steps(1))
 
 @cache
 def newest(slots: int) -> WeightRule:
-    """Return TiMePReSt's rule where a backward is as long as so many forwards of a micro-batch.
+    """Return TiMePReSt's rule for a backward that is as long as `slots` forwards of a micro-batch.
 
     Raises:   ScheduleError: that is not from 1 to 999999999.
     """
@@ -484,7 +484,7 @@ WEIGHT_RULES = (
 
 @cache
 def of_units(rule: WeightRule, units: tuple[int, ...]) -> WeightRule:
-    """Return `rule` for stages each of which is cut into `units[stage]` of them.
+    """Return `rule` for the units of stages: stage s is cut into `units[s]` units.
 
     A unit does what the rule says of the stage that it is part of.  A rule that does not depend on
     the stage's place is that of units too: `SYNCHRONOUS`.

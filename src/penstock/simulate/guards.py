@@ -85,9 +85,9 @@ def with_guards(
     profiles: Sequence[Profile],
     where: tuple[Sequence[int], _Priced],
 ) -> tuple[Costs, Memory]:
-    """Return costs and memory of a program with those of its guards.
+    """Return costs and memory of a program, its guards included.
 
-    where:    for each rank, the place of its profile; and what the stages are of.
+    where:    for each rank the place of its profile; and the graph and stages.
     """
     if program.guard is None:
         return costs, memory

@@ -127,7 +127,7 @@ def sends_read(program: Program) -> dict[int, tuple[int, ...]]:
 
 
 def members(program: Program) -> dict[int, list[int]]:
-    """Return for each collective's row those of all its members."""
+    """Return for each collective's row the rows of all its members."""
     code = program.code
     groups: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
     counts: defaultdict[tuple[int, int], int] = defaultdict(int)

@@ -124,7 +124,7 @@ def _by_parts(
 
 
 def _waiting(program: Program, memory: Memory, rows: IntArray) -> tuple[IntArray, IntArray]:
-    """Return what each of `rows` makes for another stage of its rank, and what it uses of such."""
+    """Return by row the bytes made for other stages of its rank, and the bytes used of these."""
     codes = program.code
     ranks = np.repeat(np.arange(program.num_ranks), np.diff(np.searchsorted(rows, codes.offsets)))
     kind = np.where(codes.op[rows] == COMPUTE, codes.kind[rows], U).astype(np.int64)
@@ -146,7 +146,7 @@ class _OfReplicas(NamedTuple):
 def _inside(
     actions: _OfReplicas, edges: Sequence[Edge | StageEdge], sizes: Sequence[int], together: int
 ) -> tuple[IntArray, IntArray]:
-    """Return what each action makes for another stage of its rank, and what it uses of such.
+    """Return by action the bytes made for other stages of its rank, and the bytes used of these.
 
     sizes:     by edge
     together:  as in a schedule
@@ -178,8 +178,9 @@ def _shards(program: Program) -> IntArray:
 def _gradients(
     program: Program, memory: Memory, rows: IntArray
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """Return what each of `rows` takes for gradients of divided stages, and what it frees as it
-    begins and as it ends.
+    """Return by row the bytes taken for gradients of divided stages, and the bytes freed.
+
+    The bytes freed are two figures: at the row's start and at its end.
     """
     codes, sharded, far = program.code, program.sharded, program.far
     more, less, updated = np.zeros((3, len(rows)), np.int64)

@@ -219,7 +219,7 @@ def _stage_s(
 def _put_joint_s(
     seconds: NDArray[np.float64], graph: Graph, stage: Stage, profile: Profile, together: int
 ) -> None:
-    """Put those of B and W of several micro-batches in the place of those of one."""
+    """Replace the seconds of B and W by those for `together` micro-batches at once."""
     joint = joint_of(graph, stage.weight_gradient, together)
     each_s, once_s = (_segment_s(graph, segment, profile) for segment in (joint.each, joint.once))
     copied = sum(together * graph.nodes[value].size_bytes for value, _ in joint.along)
@@ -458,7 +458,7 @@ def _put_joint_bytes(
     by: tuple[Profile, int],
     held: tuple[NDArray[np.int64], NDArray[np.int64]],
 ) -> None:
-    """Put bytes of B and W of several micro-batches in the place of those of one."""
+    """Replace the bytes of B and W by those for several micro-batches at once."""
     (transient, net), (profile, together) = held, by
     workspace = profile.workspace_bytes
     pairs: tuple[tuple[SegmentKind, bool], ...] = (("B", True), ("W", False))

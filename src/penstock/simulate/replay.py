@@ -139,7 +139,7 @@ def _fill(
     came: Arrivals,
     usual_s: Mapping[tuple[int, int], float],
 ) -> None:
-    """Fill in when messages were there for which nobody waited."""
+    """Fill in the arrival times of messages that nobody waited for."""
     for row, sends in reads.items():
         rank, copied_s = program.code.rank_at(row), float(came.reading_s[list(sends)].sum())
         latest_s = matched.starts_s[row] - copied_s

@@ -159,7 +159,7 @@ def _job(asked: _Asked, *, spans: bool) -> kernel.Simulation:
 
 
 def _with(job: kernel.Simulation, taken_s: kernel.Floats) -> kernel.Simulation:
-    """Return a job in which every compute and update takes its own seconds."""
+    """Return the simulation with seconds of its own for every compute and update."""
     return job._replace(durations=job.durations._replace(listed_s=taken_s))
 
 

@@ -101,7 +101,7 @@ def _message_s(made: Schedule, setting: Setting) -> float:
 
 
 def _with_links(plan: Plan, made: Schedule, setting: Setting, seconds: Seconds) -> Seconds:
-    """Return `seconds` with those of each link and each sum, where they are unlike or not 0."""
+    """Return `seconds` with the seconds of links and sums added, where they differ or are not 0."""
     cluster, stages = setting.cluster, setting.stages
     assert cluster is not None, "the caller has asked"
     lives = [[plan.grid.column_of(rank) for rank in ranks] for ranks in made.stage_ranks]

@@ -49,7 +49,7 @@ class Meetings(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """The seconds of one rank, those of a window in the order of the clock of rank 0.
+    """The seconds of one rank; times inside a window are by the clock of rank 0.
 
     num_steps:     the steps of the windows that are not "once".
     parts:         what this rank can tell alone, waiting for room and for messages apart.

@@ -37,7 +37,7 @@ def _samples(made: Joiner, node: fx.Node) -> int | None:
 
 
 def _all_beside(made: Joiner, node: fx.Node, dim: int) -> dict[fx.Node, fx.Node] | None:
-    """Return all that an op reads, beside one another along one dim, and as many of all."""
+    """Return the inputs of an op, all side by side along `dim`; None: their sizes differ."""
     found: dict[fx.Node, fx.Node] = {}
     rank = len(shape_of(node.all_input_nodes[0]))
     sizes = {shape_of(source)[dim : dim + 1] for source in node.all_input_nodes}
@@ -90,7 +90,7 @@ def selected(made: Joiner, node: fx.Node) -> State | None:
 
 
 def put_in(made: Joiner, node: fx.Node) -> State | None:
-    """Return a value in which one place along a dim is another value; that dim not the samples'."""
+    """Return a value with one place along a dim replaced, a dim other than the samples'."""
     whole, one, *more = node.args
     at, rank = more[0], len(shape_of(node))
     dims = made.dim_of(whole), made.dim_of(one)
@@ -161,13 +161,13 @@ def in_last(count: int) -> Rule:
 
 
 def padded(made: Joiner, node: fx.Node) -> State | None:
-    """Return a value with a border, of which there is none along the samples' dim."""
+    """Return a padded value; the samples' dim has no padding."""
     pad: Any = node.args[1]
     return in_last(len(pad) // 2)(made, node)
 
 
 def new(made: Joiner, node: fx.Node) -> State | None:
-    """Return a tensor that is made for one of which only dtype and device count."""
+    """Return a new tensor whose source gives it dtype and device only."""
     (source,) = node.all_input_nodes
     return Same(made.copied(node, lambda _: made.any_of(source, node)))
 

@@ -160,7 +160,7 @@ def recurrent(places: tuple[int | None, ...], results: tuple[Place, ...], packed
 
 
 def batch_norm(made: Joiner, node: fx.Node) -> State | None:
-    """Return a norm by running statistics, which is of each sample; by those of the batch, None."""
+    """Return a norm by running statistics; None: it takes the batch's, which couples samples."""
     is_back = node.target is aten.native_batch_norm_backward.default
     if node.args[7 if is_back else 5]:
         return None

@@ -126,7 +126,7 @@ class Divider(Joiner):
         raise self._couples(reader)
 
     def any_of(self, source: fx.Node, reader: fx.Node) -> fx.Node:
-        """Return a value of which only dtype and device count."""
+        """Return any value with the dtype and device of `source`."""
         state = self.states[source]
         return state.node if isinstance(state, Abreast | Sum) else super().any_of(source, reader)
 

@@ -351,7 +351,7 @@ class Joiner:
         return size * self.count
 
     def any_of(self, source: fx.Node, reader: fx.Node) -> fx.Node:
-        """Return a value of which only dtype and device count."""
+        """Return any value with the dtype and device of `source`."""
         return self.apart(source, reader)[0]
 
     def wide(self, shape: Sequence[int], dim: int) -> list[int]:
@@ -367,9 +367,9 @@ class Joiner:
     def copied(
         self, node: fx.Node, of: Callable[[fx.Node], fx.Node], part: int | None = None
     ) -> fx.Node:
-        """Return an op as it was, of values in place of those that it read.
+        """Return a copy of an op that reads `of(value)` in place of each value.
 
-        part:     of which micro-batch; None: of all.
+        part:     number of its micro-batch; None: it is of all.
         """
         args, kwargs = map_aggregate((node.args, dict(node.kwargs)), _each(of))  # pyright: ignore
         return self._made(node.target, args, kwargs, self._notes(node, part))

@@ -59,10 +59,10 @@ def _of_part(made: Divider, node: fx.Node) -> State | None:
 
 
 def _drawn(made: Divider, node: fx.Node) -> State | None:
-    """Return random numbers, or that of which they are drawn, for the whole micro-batch.
+    """Return random numbers for the whole micro-batch, or the tensor whose shape they take.
 
-    So a part has the very numbers that its samples have in the whole; nothing but shape and layout
-    of what is drawn for counts.
+    So the samples of a part have the very numbers that they have in the whole.  Only shape and
+    layout of that tensor count.
     """
     if node.target in _LIKE:
         blank = made.blank(node, node.all_input_nodes[0])

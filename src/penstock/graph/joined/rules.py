@@ -233,7 +233,7 @@ def batched_product(made: Joiner, node: fx.Node) -> State | None:
 
 
 def sums(made: Joiner, node: fx.Node) -> State | None:
-    """Return a sum over other dims, of all at once; over the samples where all are summed up."""
+    """Return a sum over other dims than the samples', or over all samples where those are added."""
     found, state = along.reduced(made, node), made.states[node.all_input_nodes[0]]
     if found is None and node in made.to_sum and isinstance(state, Abreast):
         return made.sum_op(node, (state.node, *node.args[1:]))
