@@ -95,3 +95,25 @@ def test_readme_prints_a_plan_and_saves_a_report(tmp_path):
     assert "<svg" in (tmp_path / "report.html").read_text()
     for place in re.findall(r"\]\((docs/[^)]*)\)", readme):
         assert (ROOT / place).exists()
+
+
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("C*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_of_the_page_lead_somewhere(page):
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        place, _, anchor = target.partition("#")
+        if not place.startswith("https:"):
+            there = page.parent / place if place else page
+            assert there.exists(), target
+            assert not anchor or anchor in anchors(there.read_text()), target
+    for bench in re.findall(r"python -m bench\.([a-z_]+)", text):
+        assert (ROOT / "bench" / bench).is_dir() or (ROOT / "bench" / f"{bench}.py").exists()
+
+
+def anchors(text):
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
