@@ -141,7 +141,7 @@ class Link:
         return self.overhead_s + size_bytes / self.copy_bytes_per_s
 
     def beside_s(self, size_bytes: float) -> float:
-        """Return the seconds that the link takes of an end's core while so many bytes cross it.
+        """Return the seconds of an end's core that the link takes while `size_bytes` cross it.
 
         slowdown / (1 + slowdown) * size_bytes / bytes_per_s
         """
@@ -258,7 +258,7 @@ class Cluster:
         return next(kind for kind in self.devices if kind.name == name)
 
     def memory_of(self, rank: int) -> int:
-        """Return the bytes that `rank` may hold: its own, or what a device of its kind has."""
+        """Return the bytes that `rank` may hold: its own limit, or the memory of its device."""
         host = self.host_of(rank)
         if host.memory_bytes:
             return host.memory_bytes[rank - self.ranks_on(host).start]
@@ -370,7 +370,7 @@ class Cluster:
         return min((self.link(a, b) for a, b in pairs), key=lambda each: each.bytes_per_s)
 
     def within(self, memory_bytes: int | Sequence[int] | None) -> "Cluster":
-        """Return the cluster of which no device has more memory than this; None: as it is.
+        """Return the cluster with the memory of every device cut to this; None: as it is.
 
         memory_bytes: of every device, or of each.
         Raises:   ClusterError: of another number of devices.

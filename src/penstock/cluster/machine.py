@@ -20,7 +20,7 @@ class Machine(NamedTuple):
 
 
 def detect(cgroup: Path = CGROUP) -> Machine:
-    """Return this machine: what this process may use of it, container limits included.
+    """Return the part of this machine that this process may use, container limits included.
 
     Accelerators are listed only when the caller has imported torch; torch is not imported for it.
     """

@@ -140,7 +140,7 @@ def min_cut(links: Floats) -> list[int]:
 
 
 def _last_two(weights: Floats, left: Sequence[int]) -> tuple[int, int, float]:
-    """Return the last two when the most strongly tied joins next, and what ties the last."""
+    """Return the last two devices if the most strongly tied joins next, and the last one's ties."""
     waiting = list(left)
     before = last = waiting.pop(0)
     tie = weights[last].copy()

@@ -1,4 +1,4 @@
-"""Regions: hosts that reach each other fast and all others slowly, found from what messages take.
+"""Regions: hosts that reach each other fast and all others slowly, found from message times.
 
     capability of two hosts   a + b / m        seconds a byte of messages of m bytes: b is what a
                                                minimal payload takes, a what each byte more does

@@ -80,7 +80,7 @@ class CollectivePhases:
         return sum((_slowest(phase, size_bytes) for phase in self.phases), 0.0)
 
     def __str__(self) -> str:
-        """Return a line for each phase, and one for what each further chunk takes."""
+        """Return a line for each phase, and one for the time of each further chunk."""
         lines = [" | ".join(map(str, phase)) for phase in self.phases]
         if self.steady:
             lines.append(f"each further chunk: {' | '.join(map(str, self.steady))}")
@@ -199,6 +199,6 @@ def at_once(group: Group, messages: Messages, times: int = 1) -> Phase:
 
 
 def _passed(ends: tuple[Ints, Ints], amounts: Floats) -> Floats:
-    """Return for each message what the busier of its two ends passes."""
+    """Return for each message the amount that the busier of its two ends passes."""
     leave, reach = (np.bincount(end, amounts)[end] for end in ends)
     return np.maximum(leave, reach)

@@ -1,4 +1,4 @@
-"""Constants: what was fitted for one quantity on one cluster, how well, and on which runs."""
+"""Constants: the fit of one quantity on one cluster, its error, and the runs behind it."""
 
 import json
 import math
@@ -140,7 +140,7 @@ class Constants:
         return np.array([self.values[name] for name in names])
 
     def outside(self, run: TrainingRun) -> tuple[str, ...]:
-        """Return the features in which `run` is outside what was fitted on."""
+        """Return the features in which `run` lies outside the runs that were fitted."""
         own = features(run)
         return tuple(name for name, seen in self.seen.items() if not _within(own[name], seen))
 
@@ -156,7 +156,7 @@ def _within(value: float | str, seen: tuple[float | str, ...]) -> bool:
 
 
 def save(constants: Iterable[Constants], path: Path, *, made_by: str = "") -> None:
-    """Write constants as JSON, four digits each, and what made them.
+    """Write constants as JSON, four digits each, with their origin.
 
     Raises:   OSError: the file cannot be written.
     """

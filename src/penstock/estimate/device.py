@@ -1,4 +1,4 @@
-"""Datasheet: what that of an accelerator says, for devices that are not here.
+"""Datasheet: the figures of an accelerator's data sheet, for devices that are not here.
 
 Source:   NVIDIA's datasheets; links are those of the machines that these devices are sold in.
 """

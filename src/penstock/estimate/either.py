@@ -1,4 +1,4 @@
-"""Either: what lets a formula take one run or many: numbers, or arrays with a number per run.
+"""Either: formulas that take one run or many: numbers, or arrays with a number for each run.
 
 Annotated as for one run, so that a formula reads, and is checked, as that of one; `Runs` (runs.py)
 puts arrays in their places.

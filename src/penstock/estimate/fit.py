@@ -92,7 +92,7 @@ GROUPINGS = (Grouping("model", _model), Grouping("ranks", _ranks), Grouping("run
 
 
 def left_out(quantity: Quantity, samples: Sequence[Sample], key: Key) -> Floats:
-    """Return for each sample what constants predict that were fitted without its group."""
+    """Return for each sample the prediction of constants that were fitted without its group."""
     runs = [sample.run for sample in samples]
     all_terms, values = terms(quantity, runs), measured(quantity, samples)
     keys = [key(run) for run in runs]

@@ -23,7 +23,7 @@ _ONE_OR_MORE = (
 
 @dataclass(frozen=True, slots=True)
 class TrainingRun:
-    """A configuration whose step time and memory are to be known.
+    """A configuration whose step time and memory are asked for.
 
     cluster            the machines, as a word: constants are fitted for each one
     stage_blocks       blocks of every stage, from the input; one stage is no pipeline

@@ -1,4 +1,4 @@
-"""Terms: what a run makes its devices do, as seconds at their peak rates.
+"""Terms: the work of a run on its devices, as seconds at their peak rates.
 
 The step is a pipeline of stages.  A stage works on a micro-batch in three lanes at once,
 

@@ -1,4 +1,4 @@
-"""Work: what one stage does for one micro-batch, and what a rank does once a step.
+"""Work: FLOP and bytes of one stage for one micro-batch, and of a rank once a step.
 
 Seconds are at peak rates of the datasheet, with no overlap; kernels and messages are counted.
 """
@@ -112,7 +112,7 @@ def _block(run: TrainingRun, at: int, block: int) -> Work:
 
 
 def _block_messages(run: TrainingRun, at: int, block: int) -> Work:
-    """Return two sums forward and two backward, and what goes to experts and back."""
+    """Return two sums forward and two backward, and the bytes that go to experts and back."""
     work: Work = defaultdict(float)
     sent = _WORD * run.tokens * run.model.hidden
     messages = 4 + 2 * (run.recompute == "full")
@@ -257,7 +257,7 @@ def stage_parameters(run: TrainingRun, at: int) -> tuple[float, float]:
 
 
 def stage_keys(run: TrainingRun) -> list[tuple[object, ...]]:
-    """Return for every stage what its work depends on: stages with the same key are alike."""
+    """Return a key of every stage's work: stages with the same key are alike."""
     last, mixed = run.pipe - 1, run.model.experts is not None
     keys: list[tuple[object, ...]] = []
     for at, (blocks, device) in enumerate(zip(run.stage_blocks, run.devices, strict=True)):

@@ -41,7 +41,7 @@ def refuse_written(model: nn.Module, written: Collection[str]) -> None:
 
 
 def refuse_read(model: nn.Module, constants: Iterable[Tensor], written: Collection[str]) -> None:
-    """Raise if the step reads as a constant what changes: past the module that has it.
+    """Raise if the step reads a tensor that changes as a constant: past the module that has it.
 
     written:  the buffers that forward writes; trainable parameters change as well.
     """

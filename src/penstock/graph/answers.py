@@ -1,4 +1,4 @@
-"""Answers: what a step asks of a batch's values in Python, and must be told again by each batch.
+"""Answers: questions of a step about a batch's values, which each batch has to answer alike.
 
 A model that branches on `lengths.max().item() > self.longest`, or asserts that a mask is not empty,
 can be traced for the answers that the first micro-batch gives.  Other answers mean another step:
@@ -22,7 +22,7 @@ from penstock.graph.functional import line_here
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answers:
-    """What was asked of the values of a batch, and what the first one answered.
+    """The questions about the values of a batch, and the answers of the first one.
 
     places:   the leaves that are looked at.
     ask:      returns the answers, of these leaves.
@@ -56,7 +56,7 @@ class Answers:
 
 
 class Questions:
-    """Notes what is asked while a step is recorded.
+    """Notes the questions that are asked while a step is recorded.
 
     leaves:  of the inputs of the step those of the batch, and which leaf each is.
     """
@@ -71,7 +71,7 @@ class Questions:
     def note(
         self, func: Any, args: Sequence[Any], nodes: Mapping[fx.Node, int], answer: Any
     ) -> None:
-        """Note what `func` of `args` gives now.
+        """Note the present result of `func` of `args`.
 
         nodes:  what leads to it in its order, and the number of each as an input of the step.
         """

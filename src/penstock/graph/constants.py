@@ -1,4 +1,4 @@
-"""Constants: what a step computes from constants alone has its value while the step is traced.
+"""Constants: values that a step computes from constants alone are known while it is traced.
 
 Fake tensors have none.  So what a model asks of a constant (`steps.max().item()`, a branch on a
 mask, `x[mask]`) stops a trace, though it is the same number in every micro-batch.  Here the ops
@@ -45,7 +45,7 @@ class NotConstantError(Exception):
 
 
 class KnownValues(_compat.DispatchMode):
-    """Answers what is asked of constants while it is active, inside make_fx.
+    """Answers questions about constants while it is active, inside make_fx.
 
     tensors:  the real inputs of the step, and of which kind each is.
     model:    whose generators last.
@@ -88,7 +88,7 @@ class KnownValues(_compat.DispatchMode):
         return watched
 
     def make_kept_real(self) -> None:
-        """Give what the step computed, and somebody still holds, its value."""
+        """Give its value to each tensor that the step computed and somebody still holds."""
         for generator, state in self.drawn:
             generator.set_state(state)
         for alive, value in self.kept:
@@ -203,7 +203,7 @@ class KnownValues(_compat.DispatchMode):
         return _compat.pytree.tree_map_only(Tensor, aten.lift_fresh_copy.default, value)
 
     def _keep(self, others: set[int]) -> None:
-        """Compute what is still alive at the step's end; what modules hold is put back anyway."""
+        """Compute the tensors that are alive at the step's end, but those that modules hold."""
         alive = {id(tensor): tensor for one in self.results if (tensor := one()) is not None}
         self.results.clear()
         attributes = (value for module in self.model.modules() for value in vars(module).values())
@@ -232,7 +232,7 @@ class _Recipes:
         self.last: fx.Node | None = None
 
     def value(self, node: fx.Node | None, most: int) -> Any:
-        """Return the value of a node by running what led to it.
+        """Return the value of a node by running the ops that lead to it.
 
         most:     what it may follow.
         Raises:   NotConstantError: it follows more, or is too large.
@@ -303,7 +303,7 @@ class _Recipes:
         self.follows[node] = _FIXED if is_fixed else _BATCH if kind == "input" else _MOVING
 
     def _aliases(self, node: fx.Node) -> list[fx.Node]:
-        """Note what a node looks at; return the roots that it writes into."""
+        """Note the tensors behind a node's views; return the roots that it writes into."""
         written: list[fx.Node] = []
         if _compat.schema_of(node.target) is None:  # one of several results
             self.root[node] = self.root[node.all_input_nodes[0]] if node.all_input_nodes else node

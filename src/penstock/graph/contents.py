@@ -1,4 +1,4 @@
-"""Contents: what a micro-batch holds, in any container, as tensors that nothing else writes into.
+"""Contents: the leaves of a micro-batch in any container, as tensors that nothing else writes into.
 
 A batch is a tree: lists, tuples, dicts and all else that torch opens; dataclasses; subclasses of
 dict, UserDict (as BatchEncoding of transformers) and named tuples.  Its numpy arrays and numbers

@@ -54,7 +54,7 @@ def cut(
 def demands_of(
     graph: Graph, cuts: Sequence[int], *, backward: bool = True
 ) -> tuple[Owners, list[StageDemand], tuple[StageEdge, ...]]:
-    """Return whose the ops are, what is asked of each stage, and the edges between stages."""
+    """Return the owners of the ops, the demands on each stage, and the edges between stages."""
     owners = owners_of(graph, [graph.cut_points[c].at for c in cuts])
     demands = _Demands(owners, backward=backward)
     demands.solve()
@@ -190,7 +190,7 @@ def _check_buffers(graph: Graph, asked: Sequence[StageDemand]) -> None:
 def _state_of_stages(
     graph: Graph, asked: Sequence[StageDemand]
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Return (parameters, buffers) of each stage; what none reads lives in the first."""
+    """Return (parameters, buffers) of each stage; those that no stage reads live in the first."""
     nodes = graph.nodes
     reads = [
         {k for i in one.forward_ops | one.backward_ops for k in nodes[i].inputs}

@@ -1,4 +1,4 @@
-"""Dims: what ops do with the dims of what they read; for values in slices, and for joined ones."""
+"""Dims: what ops do with the dims of their inputs; for values in slices, and for joined ones."""
 
 from math import prod
 from typing import Any
@@ -48,7 +48,7 @@ def shape_of(node: fx.Node) -> tuple[int, ...]:
 
 
 def summed_dims(node: fx.Node) -> tuple[int, list[int], bool]:
-    """Return the dims of what is summed, over which of them, and whether those are kept."""
+    """Return the number of dims of a sum's input, those summed over, and whether they are kept."""
     count, more = len(shape_of(node.all_input_nodes[0])), node.args[1:]
     dims: Any = more[0] if more else None
     over = sorted({int(d) % count for d in dims} if dims else range(count))

@@ -73,7 +73,7 @@ def functional_trace(
 
 @contextmanager
 def _without_collections() -> Generator[None]:
-    """Leave what is made alive: Python would go through all of it again and again."""
+    """Leave new objects alive: Python's collector would go through all of them again and again."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -238,7 +238,7 @@ def _drop_writes_into_the_batch(graph: fx.Graph, kinds: Sequence[NodeKind]) -> t
 
 
 def _drop_identities(graph: fx.Graph) -> None:
-    """Remove what costs a call and computes nothing: detach, alias, and a transpose undone."""
+    """Remove calls that compute nothing: detach, alias, and a transpose undone."""
     for node in list(graph.nodes):
         source = node.args[0] if node.args else None
         if not isinstance(source, fx.Node):

@@ -77,7 +77,7 @@ def runs_of(segment: Segment, capture: Capture) -> list[FusedRun]:
 
 
 def is_light(node: Node) -> bool:
-    """Return whether a node is an op that computes and is no product: what fusing may save."""
+    """Return whether fusing a node may save time: it computes, and is no product."""
     is_product = any(word in node.target for word in _PRODUCTS)
     return node.kind == "op" and node.effect == "pure" and not is_product
 
@@ -172,7 +172,7 @@ def _run(
 def _astride(
     run: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]], capture: Capture
 ) -> Iterator[int]:
-    """Yield the ops of a run whose several results are read on the other side of its end."""
+    """Yield the ops of a run with several results that are read beyond the run's end."""
     ops, inputs, outputs = run
     several = {k for k in (*inputs, *outputs) if not isinstance(_value(capture, k), Tensor)}
     for op in ops:

@@ -176,7 +176,7 @@ class Graph:
         return next((node.dtype for node in kept), "")
 
     def copy_bytes(self, parameter: int) -> int:
-        """Return the bytes of what a step reads in place of a parameter; 0 if it reads that."""
+        """Return the bytes of a parameter's copy that a step reads; 0 if it reads the parameter."""
         node = self.nodes[parameter]
         return node.size_bytes if node.name in self.masters else 0
 

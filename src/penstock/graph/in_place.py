@@ -56,7 +56,7 @@ def made_anew(graph: fx.Graph) -> bool:
 
 
 def _making_anew(node: fx.Node) -> Any:
-    """Return the op that gives as a new tensor what an op writes; None if there is none."""
+    """Return the op that makes a new tensor of the value that an op writes; None: there is none."""
     op: Any = node.target
     name = op.overloadpacket.__name__
     if not name.endswith("_") or name in _MOVES or op.namespace != "aten":
@@ -104,7 +104,7 @@ def _computed(node: fx.Node, target: Any, found: Mapping[fx.Node, Any]) -> Any:
 
 
 def _is_own(node: fx.Node, at: Mapping[fx.Node, int], found: Mapping[fx.Node, Any]) -> bool:
-    """Return whether an op writes into what another one made, and nobody else looks at it."""
+    """Return whether an op writes into the result of another op that nobody else looks at."""
     target = node.args[0]
     if not isinstance(target, fx.Node) or target.op != "call_function":
         return False

@@ -1,4 +1,4 @@
-"""Linear: how what a traced step writes into a buffer follows from what was there before.
+"""Linear: how the value that a traced step writes into a buffer follows from the value before.
 
 A value is linear in a buffer if it is L(old) + x: L is the same for every micro-batch, and x does
 not depend on the buffer.  That is read off the ops between the two, each by a rule that says in
@@ -96,7 +96,7 @@ def crooked(capture: Capture) -> dict[str, str]:
 
 
 def _told(capture: Capture, forms: "_Forms") -> Iterator[tuple[str, Form]]:
-    """Yield what a step gives, and on which buffers it depends."""
+    """Yield each result of a step with the buffers that it depends on."""
     graph = capture.graph
     yield "the loss", forms.at(graph.loss)
     for name, node in graph.figures:
@@ -186,7 +186,7 @@ class _Forms:
                 self.written[self.buffers[statistics]] = form
 
     def _made(self, node: fx.Node) -> Form | Sequence[Form]:
-        """Return the form of what an op without effects makes."""
+        """Return the form of the result of an op without effects."""
         schema, name = _compat.schema_of(node.target), _name(node)
         if schema is None:
             return _bent(self._form((node.args, node.kwargs)), _why(node))

@@ -22,7 +22,7 @@ def peak_with_workspace(
     *,
     made: AbstractSet[int] = frozenset(),
 ) -> int:
-    """Return the peak of a segment (as `Segment.peak_bytes`), with what ops hold while they run.
+    """Return the peak of a segment (as `Segment.peak_bytes`), with bytes held by running ops.
 
     made:  parameters that are made when the segment first reads them, and freed after it.
     """
@@ -105,7 +105,7 @@ def moved(graph: Graph, stages: Stages, stage: int) -> tuple[tuple[int, ...], ..
 
 
 def moved_bytes(graph: Graph, stages: Stages, stage: int) -> int:
-    """Return the bytes of what `moved` returns."""
+    """Return the bytes of the values that `moved` returns."""
     own = _owner(graph, stages, stage)
     return sum(own.size_bytes(own.of(group[0])) for group in moved(graph, stages, stage))
 

@@ -67,7 +67,7 @@ def ahead(job: Job, count: int) -> Job:
 @final
 @dataclass(frozen=True, slots=True)
 class _Ahead:
-    """Data whose micro-batch k is number k + `count` of another."""
+    """Data whose micro-batch k is number k + `count` of other data."""
 
     data: Callable[[int], Iterator[Any]]
     count: int
@@ -109,7 +109,7 @@ class _Merged:
 @final
 @dataclass(frozen=True, slots=True)
 class _Divided:
-    """Data whose micro-batch k is part k % n of number k // n of another, of n parts."""
+    """Data in n parts: micro-batch k is part k % n of micro-batch k // n of other data."""
 
     data: Callable[[int], Iterator[Any]]
     division: Division

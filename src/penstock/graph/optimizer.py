@@ -302,7 +302,7 @@ def _held(model: nn.Module) -> dict[str, Tensor]:
 
 
 def take_over(names: Sequence[str], rows: "Rows") -> None:
-    """Copy what was put in the place of a tensor's data to where the data belongs.
+    """Copy new data of a tensor to the memory where its data belongs.
 
     Raises:   RunError: it has another shape or dtype.
     """

@@ -1,4 +1,4 @@
-"""Owners: which stage each op of a cut step belongs to, and what it needs to compute a value.
+"""Owners: the stage to which each op of a cut step belongs, and the ops that a value needs.
 
 - A forward op belongs to the stage in whose range it stands; one that updates a buffer, to the
   stage that makes the new value.

@@ -20,7 +20,7 @@ class PartName(NamedTuple):
 
 
 def part_key(key: str, start: int, shape: Sequence[int]) -> str:
-    """Return the name of what lies from number `start` on of the tensor `key`."""
+    """Return the name of the part of tensor `key` that begins at number `start`."""
     return f"part {start} of {'x'.join(map(str, shape))}/{key}"
 
 
@@ -41,7 +41,7 @@ def key_in(name: str) -> str:
 
 
 def word_of(name: str) -> str:
-    """Return one word for a tensor, or for a part of it: what a sum of its gradients is called."""
+    """Return one word for a tensor or a part of it, by which a sum of its gradients is named."""
     part = part_in(name)
     return name if part is None else f"{part.key}@{part.start}"
 

@@ -1,4 +1,4 @@
-"""Pieces: what lies between neighbouring cut points, and the modules that work in each.
+"""Pieces: the ops between neighbouring cut points, and the modules that work in each.
 
 A piece is the least that a stage can be.  It belongs to the modules of its `heavy_ops`, or of all
 its ops if it has none of these: lighter ones, like norms and sums, go where their neighbours go.

@@ -19,7 +19,7 @@ from penstock.graph.stages import Recompute, Segment, Sends
 
 @dataclass(frozen=True, slots=True)
 class StageDemand:
-    """What one stage has to compute, and what messages bring it.
+    """The values that one stage has to compute, and those that messages bring.
 
     reads:      forward values that its backward pass reads, or hands on to a lower stage's.
     received:   values that come from lower stages before F.

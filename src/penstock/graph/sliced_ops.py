@@ -1,4 +1,4 @@
-"""Sliced ops: what views, elementwise ops, sums and products make of values in slices.
+"""Sliced ops: the results of views, elementwise ops, sums and products on values in slices.
 
 views, elementwise     slice by slice
 a product of matrices  in slices where an operand's rows or columns are; a sum over slices where
@@ -146,7 +146,7 @@ def _over(
     of: tuple[fx.Node, fx.Node],
     ends: Ends,
 ) -> NewNode | None:
-    """Return a product whose inner dim is cut: the sum of those of the slices."""
+    """Return a product whose inner dim is cut: the sum of the slices' products."""
     left, right = made.slices(of[0], 1, ends, node), made.slices(of[1], 0, ends, node)
     if left is None or right is None or bias:
         return None
@@ -209,7 +209,7 @@ def _cut_of(made: Slicing, node: fx.Node) -> tuple[int, Ends] | None:
 
 
 def _first_run(made: Slicing, node: fx.Node, many: Sequence[Sliced]) -> Sliced:
-    """Return the one of several in slices whose run of this phase began first."""
+    """Return that of several sliced values whose run of this phase began first."""
     cut = [each for each in many if not each.of_state] or many
     own = [
         (each.run[1], k)
@@ -270,7 +270,7 @@ def _behind(node: fx.Node, dim: int) -> list[tuple[fx.Node, int]]:
 
 
 def _dim_before(source: fx.Node, dim: int, shape: tuple[int, ...]) -> int | None:
-    """Return the dim of an operand that is the dim `dim` of what an elementwise op makes.
+    """Return the dim of an operand that is dim `dim` of an elementwise op's result.
 
     None where it has none, or repeats one number along it.
     """
@@ -280,7 +280,7 @@ def _dim_before(source: fx.Node, dim: int, shape: tuple[int, ...]) -> int | None
 
 
 def _view_args(node: fx.Node, dim: int, part: Tensor, of: int) -> tuple[Any, ...]:
-    """Return the further arguments of a view, for a part of what it looks at.
+    """Return the further arguments of a view, for a part of its input.
 
     dim:  of the view that is cut; of: that of what it looks at.
     """

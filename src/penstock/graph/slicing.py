@@ -114,7 +114,7 @@ Wanted = Mapping[fx.Node, tuple[int, Ends]]
 
 
 def ends_of(rows: int, count: int) -> Ends:
-    """Return where each of `count` slices of so many rows ends; the last one may be smaller.
+    """Return the end of each of `count` slices of `rows`; the last slice may be smaller.
 
     Raises:   GraphError: one would have no row.
     """
@@ -296,7 +296,7 @@ class Slicing:
         return item
 
     def of(self, turn: Turn, node: fx.Node, target: Any, *args: Any, **kwargs: Any) -> NewNode:
-        """Return an op that does for one slice what `node` does, or a part of it."""
+        """Return an op that does the work of `node`, or a part of it, for one slice."""
         value, notes = _run(target, args, kwargs), self.notes(turn, node)
         item = NewNode(target, args, kwargs, value, self._place(node, turn), notes)
         self.items.append(item)

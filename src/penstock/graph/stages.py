@@ -46,7 +46,7 @@ class Segment:
 
     @property
     def digest(self) -> str:
-        """Return a short hash of what is computed, and from what: equal in every plan that has it.
+        """Return a short hash of the ops and their inputs, equal in every plan that has them.
 
         The graph is the same; where messages go does not matter.
         """

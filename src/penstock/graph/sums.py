@@ -1,4 +1,4 @@
-"""Sums: whether a traced loss may be a sum over the samples of its batch, by what makes it."""
+"""Sums: whether a traced loss may be a sum over the samples of its batch, by the ops behind it."""
 
 import operator
 from typing import Any
@@ -26,7 +26,7 @@ def sums_over_batch(captured: Capture) -> bool:
 
 
 def _sums(node: Any, samples: int) -> bool:
-    """Return whether the value of a node is a sum, not divided by so many samples or more."""
+    """Return whether the value of a node is a sum that is not divided by `samples` or more."""
     if not isinstance(node, fx.Node) or node.op != "call_function":
         return False
     first, second = (*node.args, None, None)[:2]

@@ -55,7 +55,7 @@ _ASKED = 32  # micro-batches whose answers are compared before a plan
 
 @dataclass(frozen=True, eq=False)
 class Capture:
-    """A Graph together with what torch needs to run it.
+    """A Graph together with all that torch needs to run it.
 
     fx_nodes:   the op behind each node of the graph, by index.
     inputs:     leaf of the flat batch that each input node stands for.
@@ -175,7 +175,7 @@ def _by_either_way(step: "_TracedStep") -> Capture:
 
 
 def _for_answers(step: "_TracedStep") -> Capture:
-    """Return the trace for what the first batch answers.
+    """Return the trace for the answers of the first batch.
 
     Raises:   UntraceableError: there is none, or one of the first batches answers otherwise.
     """
@@ -267,7 +267,7 @@ def built_by(job: Job) -> nn.Module:
 
 
 def newest_beside(model: nn.Module) -> nn.Module:
-    """Return the module that was built last by what has built `model`; itself if that is gone."""
+    """Return the newest module of the function that built `model`; `model` if that one is gone."""
     known = _built_with.get(model)
     return (known.newest() if known is not None else None) or model
 
@@ -450,7 +450,7 @@ def _contiguous(parameter: Tensor) -> Tensor:
 
 
 def _write_replaced_buffers(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Copy what the model has put in a buffer's place into the buffer, where the trace sees it."""
+    """Copy the tensor that a model has put in a buffer's place into the buffer, in the trace."""
     for name, value in model.named_buffers():
         known = state.get(name)
         if known is None or value is known:
@@ -533,7 +533,7 @@ def _loss(loss: Any) -> Tensor:
 
 
 def _refuse_hooks(model: nn.Module) -> None:
-    """Raise for what a trace would silently lose."""
+    """Raise for hooks, which a trace would lose without a word."""
     for name, parameter in model.named_parameters():
         if _compat.has_gradient_hook(parameter):
             raise GraphError(
@@ -580,14 +580,14 @@ _TORCHS = set(vars(nn.Module())) - _MEMBERS - {"training"}
 
 
 def _attributes(module: nn.Module) -> dict[str, tuple[Any, Any]]:
-    """Return (value, copy of what it holds, if it is a container) of each attribute by name."""
+    """Return each attribute by name: its value, and a copy of the items if it is a container."""
     own = ((name, value) for name, value in vars(module).items() if name not in _TORCHS)
     kinds = (dict, list, set)
     return {name: (v, v.copy() if type(v) in kinds else None) for name, v in own}
 
 
 def _put_back(value: Any, inside: Any) -> None:
-    """Give a container what it held before the trace; what it holds still stays where it is."""
+    """Give a container its items from before the trace; an item that is still there stays."""
     if isinstance(value, dict):
         held = cast("dict[Any, Any]", value)
         for key in held.keys() - inside.keys():
@@ -601,7 +601,7 @@ def _put_back(value: Any, inside: Any) -> None:
 
 
 class _PlainTensors:
-    """Notes what modules hold as plain attributes, and puts it back: a trace leaves fakes."""
+    """Notes the plain attributes of modules, and puts them back: a trace leaves fakes."""
 
     def __init__(self, model: nn.Module) -> None:
         self.before = [

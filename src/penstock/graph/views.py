@@ -128,7 +128,7 @@ def _spans(leaves: Sequence[Any]) -> Iterator[_LeafBytes]:
 
 
 def _bytes_of(leaf: Tensor) -> int:
-    """Return the bytes from the first element to the last, with what lies between."""
+    """Return the bytes from the first element to the last, gaps included."""
     pairs = zip(leaf.shape, leaf.stride(), strict=True)
     return (1 + sum((size - 1) * stride for size, stride in pairs)) * leaf.element_size()
 

@@ -33,7 +33,7 @@ def wire_choices(fewest: tuple[int, int]) -> tuple[int, ...]:
 
 
 def widths(bits: int) -> tuple[int, ...]:
-    """Return the parts in which a code of so many bits is kept: 16, or of 8, 4, 2 and 1 bits."""
+    """Return the widths in which a code of `bits` is kept: 16, or some of 8, 4, 2 and 1."""
     return (16,) if bits == 16 else tuple(part for part in (8, 4, 2, 1) if bits & part)
 
 
@@ -55,7 +55,7 @@ def packed_bytes(shape: tuple[int, ...], dtype: str, bits: int) -> int:
 
 
 def is_packed(graph: Graph, value: int, bits: int) -> bool:
-    """Return whether a value goes packed where its message has so many bits a number."""
+    """Return whether a value is packed in a message with `bits` a number."""
     node = graph.nodes[value]
     if bits == AS_IT_IS or node.dtype not in _FLOATS or value not in graph.learned:
         return False
@@ -75,7 +75,7 @@ def _sent_bytes(graph: Graph, value: int, bits: int) -> int:
 
 
 def summed_bytes(graph: Graph, parameters: Iterable[int], sums: str | None) -> int:
-    """Return the bytes of what is summed over copies of these parameters: their gradients.
+    """Return the bytes summed over copies of these parameters: those of their gradients.
 
     sums:     dtype in which those of float32 travel; None: as they are.
     """

@@ -1,4 +1,4 @@
-"""Fused: what segments take whose ops are compiled, measured beside their ops one by one."""
+"""Fused: the seconds of compiled segments, measured beside their ops one by one."""
 
 import statistics
 import time
@@ -97,7 +97,7 @@ def _peak(
     takes: AbstractSet[int],
     lasting: AbstractSet[int],
 ) -> int:
-    """Return the most bytes held above those before; what it takes is freed where it dies.
+    """Return the most bytes held above those before; an input is freed where it dies.
 
     lasting:  the memory of weights, batch and constants.
     """
@@ -128,7 +128,7 @@ def _peak(
 
 
 def _apart(values: Sequence[Any], theirs: AbstractSet[int]) -> list[Any]:
-    """Return copies that share memory as `values` do; what lies in `theirs` is not copied."""
+    """Return copies that share memory as `values` do; those in `theirs` are not copied."""
     copies: dict[int, torch.UntypedStorage] = {}
 
     def copy(value: Any) -> Any:

@@ -185,7 +185,7 @@ def _step(
 def _whole(
     capture: Capture, stages: Stages, inputs: Mapping[int, Any]
 ) -> tuple[float, float, float]:
-    """Return the median seconds of F, of B, and of what a call adds to each."""
+    """Return the median seconds of F and of B, and the seconds that a call adds to each."""
     step = _step(capture, stages, inputs)
     for _ in range(_WARM_UPS):
         step()
@@ -479,7 +479,7 @@ def _state_size(capture: Capture, job: Job) -> float:
 
 
 def _peak_bytes(call: Callable[[], Any]) -> int:
-    """Return the most bytes that `call` holds above what was held before."""
+    """Return the most bytes that `call` holds above those held before."""
     with _compat.memory_profile() as memory:
         call()
     now = peak = 0
@@ -495,7 +495,7 @@ def _timed(
     inside: Callable[[Callable[[], object]], object] = lambda timed: timed(),
     clock: Callable[[], float] | None = None,
 ) -> float:
-    """Return the median seconds of `call`; `inside` does what must be done around each."""
+    """Return the median seconds of `call`; `inside` does the work needed around each call."""
     clock, times = clock or clock_here(), list[float]()
 
     def timed() -> None:
@@ -509,7 +509,7 @@ def _timed(
 
 
 def awake_s() -> float:
-    """Return the time in seconds, less what this thread has waited for a core.
+    """Return the time in seconds, less the time that this thread has waited for a core.
 
     On other systems than Linux that is not known, and counts.
     """

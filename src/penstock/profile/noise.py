@@ -1,4 +1,4 @@
-"""Gradient noise: how unlike the gradients of micro-batches are, and what that says of the batch.
+"""Gradient noise: how much gradients of micro-batches differ, and which batch that speaks for.
 
 With g the true gradient and S the sum of the variances of one sample's gradient, a mean over B
 samples has E|g_B|^2 = |g|^2 + S / B.  Told of micro-batches of b samples and of their mean over a

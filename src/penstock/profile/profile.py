@@ -46,7 +46,7 @@ def _check_numbers(record: object, names: Sequence[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PackCost:
-    """Seconds of packing and unpacking a tensor whose numbers have so many bits on the wire.
+    """Seconds of packing and unpacking a tensor whose numbers have `bits` on the wire.
 
     pack_s, unpack_s:   of any tensor; the others for each of its bytes, unpacked.
     """
@@ -63,7 +63,7 @@ class PackCost:
 
 @dataclass(frozen=True, slots=True)
 class FusedCost:
-    """What a segment takes whose ops are compiled, as far as they can be.
+    """The cost of a segment whose ops are compiled, as far as they can be.
 
     segment:     its digest.
     ratio:       of its seconds to those of its ops one by one.
@@ -145,7 +145,7 @@ class Profile:
         _check_numbers(self, _NUMBERS)
 
     def packing_s(self, bits: int, sizes: Sequence[int]) -> tuple[float, float]:
-        """Return the seconds of packing and of unpacking tensors of so many bytes.
+        """Return the seconds of packing and of unpacking tensors of `size_bytes`.
 
         With bits that were not measured, as with the slowest that were; nothing where none were.
         """

@@ -1,4 +1,4 @@
-"""Sampled: what runs have told of a step on this machine, kept beside its profiles.
+"""Sampled: the times that runs took for a step on this machine, kept beside its profiles.
 
 A profile is measured op by op, alone or beside copies of itself.  A run has other caches, other
 neighbours and a wall clock: what its sampled steps took, in the seconds that were predicted, is
@@ -33,7 +33,7 @@ _RANGE = 0.01, 100.0  # of a ratio
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What sampled steps of runs took, by what the step's profile says.
+    """The times of sampled steps of runs, as ratios to the step's profile.
 
     device, versions:  that made it.
     ratios:   for each node of the graph.
@@ -58,7 +58,7 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class StepRatios:
-    """What the sampled steps of one run took, by what was predicted: of some ops, and of updates.
+    """The times of one run's sampled steps over the predicted ones: of some ops, and of updates.
 
     ops:      by node.
     update:   None: it was not sampled.
@@ -72,7 +72,7 @@ class StepRatios:
 def sampled_path(
     folder: Path, graph: Graph, step_samples: int, optimizer: str, beside: int
 ) -> Path:
-    """Return the file of what runs have told of a step.
+    """Return the file of a step's samples.
 
     step_samples:  of all micro-batches of a step together.
     optimizer:     as in a ProfileKey.

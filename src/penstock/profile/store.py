@@ -37,7 +37,7 @@ _FORMAT = 2  # one more where other things are measured than before
 
 
 class ProfileKey(NamedTuple):
-    """What a profile must describe, and what must have made it.
+    """The step, device and versions that a profile must be of.
 
     optimizer:  its class and settings as text; the graph does not know it.
     """
@@ -49,7 +49,7 @@ class ProfileKey(NamedTuple):
     versions: str
 
     def path_in(self, folder: Path) -> Path:
-        """Return the file that such a profile has, whatever device and versions made it."""
+        """Return the file of such a profile, of any device and versions."""
         optimizer = hashlib.sha256(self.optimizer.encode()).hexdigest()[:8]
         return folder / f"{self.graph}-{optimizer}-{self.beside}.json"
 
@@ -198,7 +198,7 @@ def keep_fused(folder: Path, capture: "Capture", job: "Job", profile: Profile) -
 
 
 def steps_path(folder: Path | None, capture: "Capture", job: "Job", beside: int) -> Path | None:
-    """Return the file of what sampled steps of runs have told of a step (sampled.py).
+    """Return the file of a step's samples from runs (sampled.py).
 
     job:      its micro-batches joined as in `capture`, or not.
     """

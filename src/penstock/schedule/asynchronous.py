@@ -192,7 +192,7 @@ def round_robin(
     ranks: int | str = 2,
     depth: rules.Depth = "noam",
 ) -> Schedule:
-    """Return 1F1B without a flush, with stashing, whose stages are on several ranks in turn.
+    """Return 1F1B without a flush, with stashing; ranks of a stage take turns.
 
     `ranks` are those of each stage, as PipeDream's paper writes them: 15-1; stages not named are on
     one.  Of n ranks the (m % n)-th does micro-batch m, forward and backward; n micro-batches are a

@@ -34,7 +34,7 @@ def kept(function: Function, **options: Any) -> Function:
 
 
 def _constants(function: Callable[..., object]) -> str:
-    """Return a digest of what a function's file defines when it is read and code depends on.
+    """Return a digest of the definitions in a function's file that compiled code depends on.
 
     Numbers, tables, and the stamps of compiled functions, which cover those of what they use.
     """

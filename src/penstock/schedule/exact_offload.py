@@ -163,7 +163,7 @@ def _played(case: _OffloadSetting, order: IntArray, away: IntArray) -> _Played:
 
 
 def _moved(case: _OffloadSetting, found: _Played, bound_s: float) -> _Played:
-    """Return the best of what comes from moving actions about in `found` and in other starts."""
+    """Return the best orders that moving actions about gives, from `found` and other starts."""
     pace = float(case.seconds.message_s), case.limit
     settings = bound_s * (1 + LESS), min(_MOST_MOVES, _ACTIONS // found.order.size), 0
     for start in [found, *_starts(case)]:

@@ -1,4 +1,4 @@
-"""What the exact schedulers give to the solver: actions, what is known of them, and what is open.
+"""The problem that exact schedulers give to the solver: actions, their bounds, and open choices.
 
 The greedy schedule bounds the step from above.  What each action needs before and after it, on its
 rank and elsewhere, then leaves few pairs of a rank open; which of the two comes first is a variable
@@ -166,7 +166,7 @@ class Problem:
     def _rows(
         self, a: npt.NDArray[np.intp], b: npt.NDArray[np.intp], below_s: float
     ) -> tuple[csr_array, Floats]:
-        """Return the coefficients of the constraints, and what each row is at least."""
+        """Return the coefficients of the constraints, and the least value of each row."""
         size, pairs, took_s = len(self.took_s), len(a), self.took_s
         order, at = np.arange(pairs), size + np.arange(pairs)
         big_s = below_s - self.tail_s[:, None] - self.head_s[None, :]  # a ends after b starts

@@ -25,7 +25,7 @@ _Kept: TypeAlias = tuple[int, int]  # of a stage and a micro-batch
 
 
 class FarCopy(NamedTuple):
-    """A copy of what a F keeps: before which action of its rank it has ended, or, back, begins."""
+    """A copy of F's activations, and the action before which it has ended or, back, begins."""
 
     rank: int
     place: int  # of that action in the order of the rank
@@ -92,7 +92,7 @@ def check_far(orders: Orders, far: Sequence[FarCopy], together: int) -> tuple[Fa
 def _act(
     orders: Orders, where: tuple[int, int], action: Action, here: dict[_Kept, str], together: int
 ) -> None:
-    """Note what an action keeps or uses."""
+    """Note the activations that an action keeps or uses."""
     kind, stage, number = action
     if kind == "F":
         here[stage, number] = "kept"

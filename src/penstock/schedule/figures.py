@@ -105,7 +105,7 @@ def weight_copies(schedule: Schedule) -> tuple[int, ...]:
 
 
 def _parked(schedule: Schedule) -> tuple[int, ...]:
-    """Return for each stage the most steps whose gradients a rank has before an earlier update."""
+    """Return for each stage the most steps whose gradients wait on a rank for an earlier update."""
     most = [0] * schedule.num_stages
     for order in schedule.orders if schedule.has_updates else ():
         updates = [0] * schedule.num_stages

@@ -1,4 +1,4 @@
-"""Greedy: whenever a rank is free it starts the best of what it may start.
+"""Greedy: whenever a rank is free, it starts the best action that it may.
 
 When its last action has ended a rank looks at the next F, the next I (or B) and the next W of each
 of its stages.  Of those whose inputs are ready it starts the one with the lowest priority number.
@@ -93,7 +93,7 @@ def per_stage(values: dict[str, float | Sequence[float]], num_stages: int) -> di
 
 
 class Rules(NamedTuple):
-    """What a rank may start, and what it prefers."""
+    """The actions that a rank may start, and its preferences."""
 
     priority: IntArray  # of [F, I or B, W], [stage], [micro-batch]; the lowest comes first
     limit: IntArray  # per rank, activations held: forwards whose W (or B) has not ended
@@ -444,7 +444,7 @@ def _start(
 
 @compiled
 def _send(work: _Lanes, state: _LaneState, kind: int, stage: int, m: int) -> None:
-    """Send what F or I (or B) has made to the next stage or the one before, if there is one."""
+    """Send the result of F to the next stage, or of I (or B) to the one before, if there is one."""
     way, link, to = (0, stage, stage + 1) if kind == FORWARD else (1, stage - 1, stage - 1)
     end_s = state.done_s[kind, stage, m]
     if 0 <= to < len(work.ranks) and work.ranks[to, m] != work.ranks[stage, m]:

@@ -104,7 +104,7 @@ def step_of(orders: Orders, seconds: Seconds, shape: tuple[int, int]) -> float:
 
 
 def steady_of(orders: Orders, seconds: Seconds, shape: tuple[int, int]) -> float:
-    """Return the seconds per step of a long run without a barrier, for such orders."""
+    """Return the seconds per step of a long run without a barrier, by these orders."""
     table, given = seconds.table(shape[0], split=True), numbers_of(orders, shape)
     actions = _actions(table, _homes(orders, shape), seconds.message_s, Room(np.inf, 1.0))
     times = _times(given.size, len(orders))
@@ -190,7 +190,7 @@ def _search(
 
 @compiled
 def _hold(sequence: Numbers, actions: _Actions, times: _EndsAndTails, rank: int, last: int) -> None:
-    """Write down what ranks from `rank` to before `last` hold."""
+    """Write down the levels of the ranks from `rank` to before `last`."""
     num_kinds, size = len(actions.change), sequence.size
     for at in range(rank, last):
         held = 0.0

@@ -36,7 +36,7 @@ def layer_pipe(
     work: int | str = "",
     processors: int | None = None,
 ) -> Schedule:
-    """Return the LayerPipe schedule, one stage per rank, or on so many processors.
+    """Return the LayerPipe schedule, one stage per rank, or on `processors`.
 
     Bubble, in seconds, for equal stages and free links: (S - 1) * (f + i), against
     (S - 1) * (f + i + w) for 1F1B, and never more than that for any stages.

@@ -1,4 +1,4 @@
-"""Ledger: what every rank holds while it does one thing after the other, and its peak.
+"""Ledger: the level of every rank after each of its actions, and its peak.
 
 For activations or bytes, actions or instructions: whatever says what a rank holds adds it up
 here.
@@ -12,7 +12,7 @@ from penstock.schedule.orders import IntArray
 
 
 class Changes(NamedTuple):
-    """How each of the things that the ranks do, one rank after the other, changes what is held."""
+    """The changes that actions make to a rank's level, one rank after the other."""
 
     before: IntArray  # held more, or less, as it begins
     during: IntArray  # held above that while it lasts

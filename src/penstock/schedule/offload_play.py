@@ -66,7 +66,7 @@ def play(
 def _arrives_s(
     start_s: Floats, table: Floats, message_s: float, action: tuple[int, int, int]
 ) -> float:
-    """Return when what an action needs from others is there; infinity if not known yet."""
+    """Return when an action's inputs from others are there; infinity if not known yet."""
     kind, stage, m = action
     num_stages = start_s.shape[1]
     if kind == FORWARD and stage > 0:
@@ -139,7 +139,7 @@ def anneal(
     pace: tuple[float, int],
     settings: tuple[float, int, int],
 ) -> tuple[IntArray, IntArray, float]:
-    """Return the best order and table of what is offloaded that were found, and their step.
+    """Return the best order and table of copies that were found, and their step.
 
     `pace` is the seconds of a message and the limit; `settings` are the shortest possible step,
     the moves, and a seed.

@@ -1,4 +1,4 @@
-"""What the exact scheduler with offload gives to the solver, beside what `Problem` does.
+"""The rows that offload adds to the problem of the exact scheduler.
 
 For every micro-batch of a stage it is open whether its activation is offloaded, and when the copies
 to the host and back start; copies that are not made take no time.  The limit holds whenever an
@@ -126,7 +126,7 @@ class OffloadProblem:
         self._program.row(terms, -len(later))
 
     def solution(self, found: Floats) -> tuple[IntArray, IntArray]:
-        """Return the orders and the table of what is offloaded, as `play` takes them."""
+        """Return the orders and the table of copies, as `play` takes them."""
         _, num_stages, count = self._problem.shape
         away = np.where(self._away < 0, 0, np.rint(found[self._away])).astype(np.int64)
         behind = np.where(self._behind < 0, 1, np.rint(found[self._behind]))

@@ -158,7 +158,7 @@ class Recipe:
             self.seconds.table(len(self.units) or num_stages, split=True)
 
     def refined(self, units: Sequence[int]) -> "Recipe":
-        """Return the recipe that cuts stage s of what this one makes into `units[s]`.
+        """Return the recipe whose schedule is this one's with stage s cut into `units[s]`.
 
         Raises:   ScheduleError: one of them is below 1, or there is no such number of stages.
         """
@@ -242,7 +242,7 @@ def name_of(of: AnySchedule) -> str:
 
 
 def words_of(of: AnySchedule) -> str:
-    """Return all of a recipe, or a schedule's sizes and what tells it from others of those."""
+    """Return all of a recipe, or a schedule's sizes and a digest of its orders."""
     if isinstance(of, Recipe):
         return str(of)
     sizes = _sizes(of.num_stages, of.num_micro_batches, of.num_ranks)

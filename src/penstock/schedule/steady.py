@@ -206,7 +206,7 @@ def _largest_mean(starts_s: Floats, done_s: Floats, since: IntArray) -> float:
 
 @compiled
 def _begin(starts_s: Floats, done_s: Floats, since: IntArray, mean_s: float) -> None:
-    """Put beginnings where the longest paths want them, if they were what there is."""
+    """Move beginnings to where the longest paths want them."""
     wanted_s = np.empty(len(since))
     for rank in range(len(since)):
         anchor, own_s = _cycle(rank, starts_s, done_s, since)

@@ -1,4 +1,4 @@
-"""Weight rules: which version of the weights each action reads, and what the update makes of that.
+"""Weight rules: the version of the weights that each action reads, and the update's remedy.
 
 Version v + 1 of a stage is made by U(stage, v); version 0 is there when a window starts.
 A rule is a law, arithmetic on (stage, micro-batch) alone; a schedule must fit its rule.
@@ -234,7 +234,7 @@ def rounds_of(ranks: tuple[int, ...], num_stages: int, depth: Depth) -> tuple[Ro
 
 
 def _in_rounds(ranks: tuple[int, ...], depth: Depth) -> Law:
-    """Return the law of stages on so many ranks: all of a round read what the first one finds."""
+    """Return the law of stages on several ranks: a round reads the version that its first finds."""
 
     def law(
         stage: Number, micro_batch: Number, num_stages: int, num_micro_batches: int, /
@@ -346,7 +346,7 @@ ROUND_ROBIN = WeightRule("round_robin", _in_rounds((2,), "noam"), ranks=(2,))
 
 
 def round_robin(ranks: tuple[int, ...], depth: Depth = "noam") -> WeightRule:
-    """Return the rule of 1F1B-RR with the first stages on so many ranks, all others on one.
+    """Return the rule of 1F1B-RR with the first stages on several ranks, all others on one.
 
     Raises:   ScheduleError: one of them is on no rank.
     """
@@ -513,7 +513,7 @@ def of_units(rule: WeightRule, units: tuple[int, ...]) -> WeightRule:
 
 
 def rule_named(name: str, rules: Iterable[WeightRule]) -> WeightRule | None:
-    """Return the one of `rules` with that name, for units if it says so; None: there is none."""
+    """Return the rule with that name, for units if the name says so; None: there is none."""
     known = tuple(rules)
     for rule in known:
         if rule.name == name:
@@ -592,7 +592,7 @@ def versions(schedule: "Schedule") -> VersionTable:
 
 
 def _unlike(backward: IntArray, *, ahead_of: IntArray, together: int) -> tuple[int, int] | None:
-    """Return a stage and a micro-batch whose B reads others than the one before in its group."""
+    """Return a stage and micro-batch whose B reads another version than the one before it."""
     for read in (backward, ahead_of) if together > 1 else ():
         changes = np.argwhere(np.diff(read, axis=1) != 0)
         inside = changes[(changes[:, 1] + 1) % together != 0]

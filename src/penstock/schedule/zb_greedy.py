@@ -106,7 +106,7 @@ def _laid(shape: tuple[int, int], seconds: Seconds, room: Room) -> Iterator[Numb
 
 
 def _fits(numbers: Numbers, num_micro_batches: int, room: Room) -> bool:
-    """Return whether no rank ever holds more than there is room for."""
+    """Return whether every rank stays within its room."""
     change = np.array([1.0, room.weight_share - 1.0, -room.weight_share])
     held = np.cumsum(change[numbers // (len(numbers) * num_micro_batches)], axis=1)
     return bool(held.max() <= room.limit + ROUNDING)

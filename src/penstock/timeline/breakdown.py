@@ -260,7 +260,7 @@ def _cells(figures: Sequence[tuple[float, ...]], unit_s: float) -> tuple[str, ..
 
 
 def _cell(figures: Sequence[tuple[float, ...]], unit_s: float) -> str:
-    """Return the means of what each clock says, one after the other."""
+    """Return the means of each clock's figures, one after the other."""
     means = (sum(row) / len(row) / unit_s for row in figures if row)
     return " / ".join(f"{mean:,.1f}" for mean in means)
 

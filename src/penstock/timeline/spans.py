@@ -30,7 +30,7 @@ class Span(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Return the short text of what was done: "F2.5", "U2.1", "reduce 0", "offload 2"."""
+        """Return the short text of a span: "F2.5", "U2.1", "reduce 0", "offload 2"."""
         if self.lane in ("collective", "copy"):
             return f"{self.kind} {self.micro_batch if self.stage < 0 else self.stage}"
         return f"{self.kind}{self.stage}.{self.micro_batch}"

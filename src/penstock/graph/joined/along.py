@@ -14,7 +14,7 @@ from penstock.graph.joined.joiner import Abreast, Joiner, Rule, Same, State, is_
 
 
 def argument(node: fx.Node, *names: str) -> Any:
-    """Return the argument of one of these names, or what it is by default."""
+    """Return the argument of one of these names, or its default."""
     schema = _compat.schema_of(node.target)
     for at, each in enumerate(schema.arguments):
         if each.name in names:

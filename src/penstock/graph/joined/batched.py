@@ -186,7 +186,7 @@ def embedding_backward(made: Joiner, node: fx.Node) -> State | None:
 
 
 def put_back(made: Joiner, node: fx.Node) -> State | None:
-    """Return the gradient of what was picked at an index of the batch, added up in zeros."""
+    """Return the gradient of values picked at an index of the batch, added up in zeros."""
     target, places, values, *more = _untyped(node.args)
     given: list[fx.Node] = [each for each in places if each is not None]
     is_zero = isinstance(target, fx.Node) and "zeros" in str(target.target)

@@ -56,7 +56,7 @@ class Divider(Joiner):
         super().__init__(capture, 1, rule)
 
     def summed(self, capture: Capture) -> set[fx.Node]:
-        """Return the nodes of which a part may make what it adds: what the model is behind."""
+        """Return the nodes that read more than the batch; a part may add its share to these."""
         return {node for node in capture.fx_nodes if node not in self.of_batch}
 
     def given(self, node: fx.Node, row: Node) -> State:
@@ -168,7 +168,7 @@ class Divider(Joiner):
     def beside_op(
         self, node: fx.Node, at: tuple[int, int], args: Any, kwargs: Any = None
     ) -> Abreast | None:
-        """Return an op whose result has the rows of this part; None: its shape is not so."""
+        """Return an op whose result has the rows of this part; None: its shape does not fit."""
         if shape_of(node)[at[0]] % (at[1] * self.parts):
             return None
         return super().beside_op(node, at, args, kwargs)

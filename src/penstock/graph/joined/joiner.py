@@ -377,7 +377,7 @@ class Joiner:
     def beside_op(
         self, node: fx.Node, at: tuple[int, int], args: Any, kwargs: Any = None
     ) -> Abreast | None:
-        """Return an op whose result is beside one another; None: its shape is not so.
+        """Return an op whose results stand side by side; None: its shape does not fit.
 
         at:       along which dim, and in how many pieces.
         """
@@ -388,7 +388,7 @@ class Joiner:
         return Abreast(self._made(node.target, args, given, self._notes(node), value), *at)
 
     def sum_op(self, node: fx.Node, args: Any, kwargs: Any = None) -> Sum | None:
-        """Return an op whose result is the sum over all samples; None: it has another shape."""
+        """Return an op whose result is the sum over all samples; None: its shape does not fit."""
         given = dict(node.kwargs) if kwargs is None else kwargs
         value = self._value(node.target, args, given)
         if tuple(value.shape) != shape_of(node):

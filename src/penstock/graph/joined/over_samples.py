@@ -1,4 +1,4 @@
-"""Over samples: what a part of a micro-batch adds to a sum, a mean or a loss over its samples.
+"""Over samples: the share that a part of a micro-batch adds to a sum, mean or loss over samples.
 
 sum            the sum over the part
 mean           the mean over the part, divided by the number of parts
@@ -146,7 +146,7 @@ def _of_pairs_backward(made: Divider, node: fx.Node) -> State | None:
 
 
 def _of_classes(made: Divider, node: fx.Node) -> State | None:
-    """Return the loss over classes: what the part adds to it, and how much all labels weigh."""
+    """Return the loss over classes: the share of the part, and the weight of all labels."""
     source, labels, weight, reduction, ignored = _untyped(node.args)
     found = with_labels(made, node, source, labels)
     if found is None or not made.is_same(weight):

@@ -1,4 +1,4 @@
-"""Rules: what an op makes of values of several micro-batches that stand beside one another.
+"""Rules: the results of ops on values of several micro-batches that stand side by side.
 
 elementwise, views            of all at once
 along other dims              softmax, sort, a sum over columns, cat of columns: of all at once
@@ -108,7 +108,7 @@ def _place_in(made: Joiner, source: fx.Node, shape: tuple[int, ...]) -> tuple[in
 def _operand(
     made: Joiner, source: fx.Node, place: tuple[int, int], node: fx.Node
 ) -> fx.Node | None:
-    """Return an operand of an elementwise op whose results are beside one another at a place."""
+    """Return an operand of an elementwise op whose results stand side by side along a dim."""
     (dim, outer), shape, own = place, shape_of(node), shape_of(source)
     at = dim - (len(shape) - len(own))
     if at >= 0 and own[at] == shape[dim] and (shape[dim] > 1 or not made.is_same(source)):
