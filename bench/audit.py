@@ -61,7 +61,7 @@ def ran(job: str, plan: Path, steps: int, audit: str, out: Path) -> dict[str, fl
 
 
 def cost(job: str, steps: int, runs: int, audit: str) -> dict[str, object]:
-    """Return what audits of a job cost."""
+    """Return the cost of a job's audits."""
     rows: dict[str, list[dict[str, float]]] = {audit: [], "0": []}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -103,7 +103,7 @@ def found_by(fault: Fault | None, first: int, plan: Path, steps: int) -> dict[st
 
 
 def faults(steps: int, seed: int) -> list[dict[str, object]]:
-    """Return what became of each fault, and of none."""
+    """Return the outcome of each fault, and of a run without one."""
     chance, rows = random.Random(seed), list[dict[str, object]]()
     with tempfile.TemporaryDirectory() as folder:
         first = ps.train(FAULTY, ranks=2, num_steps=2, out=folder, trial=False)

@@ -82,7 +82,7 @@ def job_of(optimizer: Callable[..., torch.optim.Optimizer], num_steps: int) -> J
 
 
 def searched(job: Job, goal: float, least: Any, folder: Path) -> dict[str, Any]:
-    """Return what `penstock train --until-loss` tells of itself."""
+    """Return the part of a summary that tells of a run to a loss."""
     about: dict[str, Any] = {"check": False, "trial": False, "out": folder}
     found = ps.train(job, until_loss=goal, objective=least, **about)
     assert found is not None
@@ -170,7 +170,7 @@ def line(row: Row) -> str:
 
 
 def summary_of(least: str, told: dict[str, Any], rows: list[Row]) -> Row:
-    """Return what a search chose, and how it was foreseen."""
+    """Return the choice of a search, and its prediction."""
     own, last = next(r for r in rows if r[f"by_{least}"]), told["phases"][-1]
     chosen = told["chosen"] or {}
     searching = sum(each["seconds"] for each in told["phases"][:-1])

@@ -199,7 +199,7 @@ def peak_of(side: Side) -> int:
 
 
 def _sent_bytes() -> int:
-    """Return what left this place over lines so far."""
+    """Return the bytes that have left this place over lines so far."""
     rows = (row.split() for row in Path("/proc/net/dev").read_text().splitlines()[2:])
     return sum(int(row[9]) for row in rows if row[0] != "lo:")
 
@@ -222,7 +222,7 @@ def by_turns(
     turns: tuple[int, int],
     peers: Sequence[str] = PEERS,
 ) -> dict[str, Told]:
-    """Return what plans and peers showed, one of them DDP, which they are compared with.
+    """Return the rows of plans and peers; one peer is DDP, with which all are compared.
 
     turns:    how many rounds, and steps in each.
     """

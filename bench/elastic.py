@@ -111,7 +111,7 @@ def job_of(num_steps: int, micro_batches: int = MICRO_BATCHES, samples: int = SA
 
 
 def basis_of(captured: Capture, job: Job) -> PlanBasis:
-    """Return what plans are made from: ops measured here."""
+    """Return the basis of plans: ops measured here."""
     profile = measure(captured, job)
     way = Joining(1, job, captured, (profile,))
     return PlanBasis((way,), Cluster.here(RANKS), Fixed())
@@ -141,7 +141,7 @@ def plan_of(basis: PlanBasis, stages: int, replicas: int, *, divided: bool = Fal
 
 
 def task_of(choice: Choice, step: int, resume: Path | None, *, folder: Path) -> Task:
-    """Return what ranks do from a step on."""
+    """Return the task of ranks from a step on."""
     graph, steps = choice.captured.graph, range(step, choice.job.num_steps)
     about = choice.captured, stages_of(choice.plan, graph), choice.job
     windows = windows_of(graph, choice.plan, steps, [])

@@ -198,7 +198,7 @@ def _held(process: int) -> Held:
 
 
 def _most_held(run: Disturbed) -> tuple[Held, Held]:
-    """Return what the first process holds, and the most that a rank does."""
+    """Return the bytes that the first process holds, and the most that a rank holds."""
     found = [Held(0.0, 0)]
     for rank in run.ranks():
         with suppress(OSError):  # it has just been killed
@@ -274,7 +274,7 @@ def soak(folder: Path, minutes: float, every_s: float, seed: int, told: Any) -> 
 
 
 def replayed(folder: Path, first_s: float) -> Row:
-    """Return how long the run took to its last generation, replayed and by the clock."""
+    """Return the seconds of the run to its last generation, replayed and by the clock."""
     found = recorded(folder, first_s)
     (folder / "ranks.csv").write_text(found.csv)
     market = priced(read_market(folder / "ranks.csv"), 1.0, 0.3)

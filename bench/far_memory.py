@@ -69,7 +69,7 @@ class Setting(NamedTuple):
 
 
 def setting(captured: Capture, job: Job, measured: Profile, copy: float) -> Setting:
-    """Return what to run, with copies of `copy` times the seconds of F of a stage."""
+    """Return the setting of runs with copies of `copy` times the seconds of F of a stage."""
     flop = [node.flop for node in captured.graph.nodes]
     slow = replace(measured, op_s=tuple(MICRO_BATCH_S * each / sum(flop) for each in flop))
     made = Setting(captured, job, slow)
@@ -152,7 +152,7 @@ def _far_bytes(frames: FarFrames, number: int, frame: Frame) -> int:
 
 
 def told(made: Setting, plan: Plan, steps: int, *, asleep: bool) -> list[Any]:
-    """Return what the ranks tell of a run."""
+    """Return the figures of a run's ranks."""
     captured, each_s = made.captured, made.profile.far_s_per_byte
     program, stages = lower_plan(plan, captured.graph), stages_of(plan, captured.graph)
     task = Task(captured, stages, made.job, repeated(program, range(steps)))

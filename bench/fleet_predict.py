@@ -116,7 +116,7 @@ def read(path: Path) -> list[dict[str, str]]:
 
 
 def works(data: Path) -> dict[str, StepWork]:
-    """Return what a step of each CNN of CM-DARE is, for 128 images."""
+    """Return the work of a step of each CNN of CM-DARE, for 128 images."""
     table = read(data / "cmdare/speed_data/0latency_norm_computation.csv")
     return {
         row["Model (temp)"]: StepWork(

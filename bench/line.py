@@ -55,7 +55,7 @@ def at_both_ends(places: Sequence[Place], module: Sequence[str], ranks: int = 1)
 
 
 def _pinned(number: int, count: int) -> list[str]:
-    """Return what gives a place cores of its own, where there are enough for all."""
+    """Return the words that give a place cores of its own, where there are enough for all."""
     cores = sorted(os.sched_getaffinity(0))
     own = cores[number::count]
     return ["taskset", "-c", ",".join(map(str, own))] if len(cores) >= count else []

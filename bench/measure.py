@@ -175,7 +175,7 @@ def chosen_of(blocks: Sequence[Block], turns: Turns) -> list[Block]:
 
 
 def in_ranks(work: Callable[[int, Path], object], num_ranks: int = 2) -> list[Any]:
-    """Return what `work(rank, folder)` returns in a forked process for each rank, as JSON values.
+    """Return the results of `work(rank, folder)`, a forked process for each rank, as JSON values.
 
     Each has one thread to compute with.  The folder is theirs alone, and gone afterwards.
     Raises:   SystemExit: a rank failed, after its traceback was written to stderr; none is left.

@@ -180,7 +180,7 @@ def ran(made: Setting, plan: Plan, steps: int, *, profiled: bool = False) -> Run
 
 
 def words_of(plan: Plan) -> str:
-    """Return what waits in far memory, and what is repeated, in words."""
+    """Return in words the values that wait in far memory, and those that are repeated."""
     counts = Counter(word for word in plan.offload if word != "none")
     parts = [f"{word} of {count}" for word, count in sorted(counts.items())]
     again = sum(map(bool, plan.recompute))

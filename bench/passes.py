@@ -98,7 +98,7 @@ def plan_of(captured: Capture, stages: int, names: Sequence[str]) -> Plan:
 
 
 def equal(job: Job, captured: Capture, names: Sequence[str]) -> Row:
-    """Return how far gradients and buffers of a step are from those of eager autograd."""
+    """Return the distance of a step's gradients and buffers from those of eager autograd."""
     found = prove(Planned(job, captured, plan_of(captured, 2, names))).differences
     worst = max(found, key=lambda difference: difference.value)
     return {
@@ -111,7 +111,7 @@ def equal(job: Job, captured: Capture, names: Sequence[str]) -> Row:
 def figures(
     job: Job, captured: Capture, wanted: Sequence[Sequence[str]], cluster: Cluster, rounds: Rounds
 ) -> list[Row]:
-    """Return what is predicted of plans on two ranks, and what they take."""
+    """Return the predicted and measured figures of plans on two ranks."""
     with ahead(rounds.ahead):
         profile = measure(captured, job, beside=RANKS - 1)
     plans = [plan_of(captured, 1, names) for names in wanted]
@@ -145,7 +145,7 @@ def rows(models: Sequence[str], wanted: Sequence[Sequence[str]], rounds: Rounds)
 
 
 def summary(found: Sequence[Row]) -> Mapping[str, float | int]:
-    """Return how many rows are equal, and the errors of all."""
+    """Return the number of equal rows, and the errors of all."""
     seconds = [abs(float(row["error"] or 0)) for row in found if not _copies(row)]
     sizes = [abs(float(row["bytes_error"] or 0)) for row in found]
     return {

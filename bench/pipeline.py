@@ -156,7 +156,7 @@ def storages() -> dict[int, int]:
 
 
 def difference(save: Path, one: str, other: str) -> float:
-    """Return how far gradients are apart, relative to the largest element of each parameter."""
+    """Return the difference of gradients, relative to the largest element of each parameter."""
     found: list[dict[str, Tensor]] = []
     for name in (one, other):
         parts = [torch.load(save / f"{name}.{rank}") for rank in range(RANKS)]
@@ -291,7 +291,7 @@ def peer_columns(peer: Peer, told: Sequence[Told], ours_s: float) -> Row:
 def cases(
     sizes: Sequence[Size], schedules: Sequence[str], micro_batches: Sequence[int]
 ) -> list[Case]:
-    """Return what is to be compared; each model is traced once."""
+    """Return the cases to compare; each model is traced once."""
     captured: dict[str, Capture] = {size.name: capture(size.job()) for size in sizes}
     return [
         Case(size, schedule, count, lowered(captured[size.name], size, schedule, count))

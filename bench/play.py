@@ -69,7 +69,7 @@ def play(
     end_of: Callable[[int], Transport],
     rounds: Rounds,
 ) -> list[Played]:
-    """Return what each plan took; every rank calls it with the same plans.
+    """Return the figures of each plan; every rank calls it with the same plans.
 
     end_of:  makes this rank's end for a plan, by its number.
     """

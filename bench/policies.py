@@ -74,7 +74,7 @@ def table(
 
 
 def wanted(market: Market) -> int:
-    """Return how many machines the first pool offers 60 % of the time."""
+    """Return the number of machines that the first pool offers 60 % of the time."""
     order = np.argsort(-market.machines[:, 0])
     share = np.cumsum(market.lasts_s()[order]) / market.until_s
     return max(1, int(market.machines[order[np.searchsorted(share, 0.6 - 1e-9)], 0]))

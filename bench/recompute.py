@@ -95,7 +95,7 @@ def cases(
 
 
 def row_of(graph: Graph, found: Case, played: Played, none: Case, free: Played) -> Row:
-    """Return what a plan took and held, beside what was predicted, and beside no recompute."""
+    """Return a plan's seconds and bytes, beside the predicted ones and those without recompute."""
     stages = stages_of(found.plan, graph).stages
     times, others = ([Block(*b).step_s for b in each.blocks] for each in (played, free))
     again = (set(stage.forward.ops) & set(stage.backward.ops) for stage in stages)

@@ -96,7 +96,7 @@ def pairs(
 
 
 def row_of(network: str, cases: tuple[Case, Case], played: Sequence[Played]) -> Row:
-    """Return what a plan and its units took, beside what was predicted of both."""
+    """Return the measured figures of a plan and its units, beside the predictions of both."""
     plain, refined = cases
     times = [[Block(*block).step_s for block in each.blocks] for each in played]
     ratios = [b / a for a, b in zip(*times, strict=True)]

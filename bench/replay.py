@@ -138,7 +138,7 @@ _WHEN = TensorSpec((1,), torch.float64)
 
 
 def launcher(latency_s: float) -> Launcher:
-    """Return what runs ranks as processes, their messages so much longer under way."""
+    """Return a launcher of processes whose messages are under way for longer."""
     if not latency_s:
         return run_processes
 
@@ -236,7 +236,7 @@ def _row(source: Case, change: Change, pairs: list[Pair]) -> dict[str, float | i
 
 
 def agreement(rows: list[dict[str, float | int | str]]) -> tuple[int, int]:
-    """Return how many clearly different pairs are in the right order, and how many there are."""
+    """Return the number of clearly different pairs in the right order, and of all of them."""
     right = pairs = 0
     for a, b in itertools.combinations(rows, 2):
         if a["source"] != b["source"]:

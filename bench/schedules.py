@@ -126,7 +126,7 @@ def _cluster(ranks: int, message_s: float) -> Cluster:
 
 
 def points(found: list[Row], links: str) -> list[Point]:
-    """Return what the picture shows: schedules that train in one step, for one kind of links."""
+    """Return the rows of the picture: schedules that train in one step, for one kind of links."""
     ranks, per_rank = PICTURED
     return [
         Point(each.schedule, each.step, each.peak_activations, each.weight_copies > 1)

@@ -67,7 +67,7 @@ def plan_of(captured: Capture, ranks: int, way: Sharding) -> Plan:
 
 
 def planned(captured: Capture, profile: Profile, where: tuple[int, float], cap: int) -> Plan:
-    """Return what the search finds where a rank may hold `cap` bytes."""
+    """Return the plan that the search finds where a rank may hold `cap` bytes."""
     ranks, cluster = where[0], cluster_of(*where).within(cap)
     fixed = Fixed(ranks=ranks)
     return search(captured.graph, profile, cluster, micro_batches=ranks, fixed=fixed).plan

@@ -314,7 +314,7 @@ def summary(rows: Sequence[Row]) -> list[Row]:
 
 
 def error_of(rows: Sequence[Row]) -> float:
-    """Return how far predicted / measured is from 1, as a geometric mean of factors."""
+    """Return the distance of predicted / measured from 1, as a geometric mean of factors."""
     off = [abs(math.log(float(r["predicted_s"]) / float(r["measured_s"]))) for r in rows]
     return math.exp(sum(off) / len(off)) - 1
 

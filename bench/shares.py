@@ -217,7 +217,7 @@ def row_of(known: Known, case: Case, rounds: int, steps: int) -> Row:
 
 
 def words(plan: Plan) -> str:
-    """Return what is not even of a plan."""
+    """Return a plan in words, its uneven parts included."""
     told = str(plan).splitlines()[0].partition(": ")[2]
     return told + (f", parts {' + '.join(map(str, plan.parts))}" if plan.parts else "")
 

@@ -70,7 +70,7 @@ def plans(job: Job, graph: Graph, op_s: Sequence[float]) -> Iterator[tuple[int, 
 
 
 def counted(plan: Plan, graph: Graph, batch: int) -> tuple[int, int]:
-    """Return how many gradients are one product, and how many are not."""
+    """Return the number of gradients that are one product, and of those that are not."""
     found = [joint_of(graph, s.weight_gradient, batch) for s in stages_of(plan, graph).stages]
     products = sum(len(one.once.gradients) for one in found) if batch > 1 else 0
     return products, sum(len(s.weight_gradient.gradients) for s in stages_of(plan, graph).stages)

@@ -105,7 +105,7 @@ class Volatile(NamedTuple):
 
     @property
     def ranks(self) -> list[int]:
-        """Return how many ranks each step had."""
+        """Return the number of ranks of each step."""
         return [row["micro_batches"] // SHARE for row in self.rows]
 
 
@@ -154,7 +154,7 @@ def write_trace(path: Path, offered: Sequence[tuple[float, int]]) -> None:
 
 
 def figures_of(run: Volatile) -> FleetJob:
-    """Return what a run tells of steps, changes and starts, as a job."""
+    """Return a job with the run's seconds of steps, changes and starts."""
     told = recorded(run.folder).job
     grows = [
         (one["held"]["here"] < one["wanted"]["here"], other["took_s"])

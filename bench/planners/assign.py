@@ -113,7 +113,7 @@ def _orders_of_kinds(problem: Problem) -> Iterator[tuple[int, ...]]:
 
 
 def num_assignments(problem: Problem) -> int:
-    """Return how many ways there are to put stages on groups, devices out of use or not."""
+    """Return the number of ways to put stages on groups, devices out of use or not."""
     layers, devices = len(problem.chain), problem.num_devices
     return sum(
         math.comb(layers - 1, stages - 1)
@@ -147,7 +147,7 @@ def _by_limits(arrays: Arrays, order: tuple[int, ...], rules: Rules) -> Iterator
 
 
 def _rank(outcome: Outcome) -> tuple[float, float]:
-    """Return what is compared: first whether it fits, then its seconds."""
+    """Return the sort key of an assignment: first whether it fits, then its seconds."""
     return outcome.excess_bytes, outcome.step_s
 
 
@@ -184,7 +184,7 @@ def _under(problem: Problem, name: str, known: Sequence[Outcome]) -> list[Outcom
 
 
 def improved(problem: Problem, start: Outcome) -> Outcome:
-    """Return what the best move leads to, again and again, until none is better."""
+    """Return the result of the best move, made again and again until none is better."""
     best = start
     while True:
         others = simulated(problem, list(moves(problem, best.assignment)))

@@ -72,7 +72,7 @@ class Problem:
         return tuple(at for at, kind in enumerate(self.kinds) for _ in range(kind.count))
 
     def arrays(self) -> Arrays:
-        """Return what the kernels take."""
+        """Return the arguments of the kernels."""
         links = np.array(self.bytes_per_s, np.float64)
         np.fill_diagonal(links, math.inf)
         sent = np.array(self.chain.sent_bytes, np.float64)

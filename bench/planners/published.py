@@ -68,7 +68,7 @@ Goal = Callable[[Problem, Planner], Iterator[Found]]
 
 
 def plan_as(planner: Planner, problem: Problem) -> Outcome:
-    """Return what a planner would have run, and what it takes; it may not fit.
+    """Return the plan that a planner would have run, and its seconds; it may not fit.
 
     Raises:   PlanError: it finds nothing that it takes to fit.
     """

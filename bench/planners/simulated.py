@@ -66,7 +66,7 @@ class _Made(NamedTuple):
 
 
 def simulated(problem: Problem, assignments: Sequence[Assignment]) -> list[Outcome]:
-    """Return what each assignment takes, in their order.
+    """Return the outcome of each assignment, in their order.
 
     Raises:   PlanError: a schedule that needs another number of groups, or puts a stage on
               several; stages that are not all layers.
