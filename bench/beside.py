@@ -42,9 +42,9 @@ from penstock.graph.trace import Capture, build_model, capture
 from penstock.heap import keep_freed_memory
 from penstock.job import Job
 from penstock.plan import Plan
+from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.of_plan import lower
 from penstock.profile import Profile
-from penstock.program.lower_plan import lower_plan, stages_of
-from penstock.program.of_plan import lower
 from penstock.runtime.launch import join_torchrun, torchrun_store
 from penstock.runtime.parts import whole
 from penstock.runtime.rank import Rank

@@ -52,8 +52,8 @@ from penstock.elastic.words import View
 from penstock.graph.trace import capture
 from penstock.job import Job
 from penstock.plan import plan_by_hand
+from penstock.plan.lower import stages_of
 from penstock.profile.measure import measure
-from penstock.program.lower_plan import stages_of
 from penstock.runtime import checkpoint, saver
 from penstock.runtime.control import Control
 from penstock.runtime.launch import run_threads

@@ -56,9 +56,9 @@ from penstock.elastic.words import View
 from penstock.graph.trace import Capture, capture
 from penstock.job import Job
 from penstock.plan import Plan, plan_by_hand
+from penstock.plan.lower import lower_plan, stages_of
 from penstock.profile import Profile
 from penstock.profile.measure import measure
-from penstock.program.lower_plan import lower_plan, stages_of
 from penstock.runtime import checkpoint
 from penstock.runtime.calls import StepResult
 from penstock.runtime.emulate import sleeping
@@ -315,7 +315,8 @@ def reroute(stages: int, micro_batches: int, rounds: int) -> Row:
     cluster = replace(here, hosts=tuple(replace(host, cores=count) for host in here.hosts))
     basis = PlanBasis((Joining(1, job, captured, (profile,)),), cluster, Fixed())
     grid = plan_of(basis, stages, 2)
-    made, _ = rerouted(grid, lower_plan(grid, captured.graph), list(range(count - 1)))
+    program = lower_plan(grid, captured.graph)
+    made, _ = rerouted(grid, captured.graph, program, list(range(count - 1)))
     plans = [committing(made, basis), plan_of(basis, stages, 1), grid]
     found: list[list[float]] = []
     for _ in range(rounds):

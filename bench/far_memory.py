@@ -34,9 +34,9 @@ from penstock.far import as_bytes
 from penstock.graph.trace import Capture, capture
 from penstock.job import Job, load_job
 from penstock.plan import Plan, plan_by_hand
+from penstock.plan.lower import lower_plan, stages_of
 from penstock.profile import Profile
 from penstock.profile.measure import measure
-from penstock.program.lower_plan import lower_plan, stages_of
 from penstock.program.program import Offload
 from penstock.runtime.copies import FarFrames, Frame, Move
 from penstock.runtime.emulate import sleeping

@@ -27,7 +27,7 @@ from penstock.graph.trace import Capture
 from penstock.heap import keep_freed_memory
 from penstock.job import Job
 from penstock.plan import Plan
-from penstock.program.lower_plan import lower_plan, stages_of
+from penstock.plan.lower import lower_plan, stages_of
 from penstock.runtime.rank import Rank
 from penstock.runtime.transport import Transport
 

@@ -35,9 +35,9 @@ from bench.machine import machine
 from bench.zoo import JOBS
 from penstock.graph.trace import Capture, capture
 from penstock.plan import Plan, is_asynchronous, plan_by_hand
+from penstock.plan.lower import lower_plan, stages_of
 from penstock.profile import Profile
 from penstock.profile.measure import measure
-from penstock.program.lower_plan import lower_plan, stages_of
 from penstock.runtime.launch import Groups, Launcher, Work, run_processes
 from penstock.runtime.run import Outcome, run
 from penstock.runtime.transport import TensorSpec, Transport

@@ -46,9 +46,9 @@ from penstock.cluster import Cluster, Link
 from penstock.graph.trace import Capture, capture
 from penstock.job import Job
 from penstock.plan import Plan, plan_by_hand
+from penstock.plan.lower import lower_plan, stages_of
 from penstock.profile import Profile
 from penstock.profile.measure import measure
-from penstock.program.lower_plan import lower_plan, stages_of
 from penstock.runtime.emulate import sleeping
 from penstock.runtime.launch import Report, run_processes
 from penstock.runtime.links import measure_link

@@ -32,12 +32,13 @@ from bench.machine import machine
 from bench.network import can_throttle, line
 from bench.play import Rounds
 from bench.zoo import JOBS
+from penstock.bits import AS_IT_IS
 from penstock.cli import face
 from penstock.graph.trace import Capture, capture
-from penstock.job import AS_IT_IS, Job, load_job
+from penstock.job import Job, load_job
 from penstock.plan import Plan, plan_by_hand
+from penstock.plan.lower import lower_plan, stages_of
 from penstock.profile.measure import measure
-from penstock.program.lower_plan import lower_plan, stages_of
 from penstock.runtime.run import run
 from penstock.search import evaluate
 from penstock.search.balance import balanced_cuts

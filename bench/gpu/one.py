@@ -47,11 +47,11 @@ from penstock.graph.trace import Capture, build_model, capture
 from penstock.heap import keep_freed_memory
 from penstock.job import Job
 from penstock.plan import Offloaded, Plan, plan_by_hand
+from penstock.plan.lower import lower_plan, stages_of
 from penstock.profile import Profile
 from penstock.profile.estimate import estimated
 from penstock.profile.measure import measure
 from penstock.profile.roofline import CLASSES, works_of
-from penstock.program.lower_plan import lower_plan, stages_of
 from penstock.runtime.rank import Rank
 from penstock.runtime.transport.threads import thread_transports
 from penstock.schedule.breadth_first import breadth_first

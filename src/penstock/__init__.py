@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from penstock.graph.traced import trace
     from penstock.job import Job, load_job
     from penstock.plan import Plan
+    from penstock.plan.of_plan import lower
     from penstock.profile import Profile
     from penstock.profile.of_graph import estimate, measure
-    from penstock.program.of_plan import lower
     from penstock.program.program import Program
     from penstock.report.of_run import report
     from penstock.schedule import SCHEDULES, Schedule
@@ -93,7 +93,7 @@ _PLACES = {
     "from_loader": "batches",
     "load_job": "job",
     "load_weights": "training.export",
-    "lower": "program.of_plan",
+    "lower": "plan.of_plan",
     "measure": "profile.of_graph",
     "report": "report.of_run",
     "rules": "rules",

@@ -131,3 +131,16 @@ def finite(value: Json) -> Json:
             return {key: finite(item) for key, item in value.items()}
         case _:
             return value
+
+
+def cache_folder(what: str) -> Path | None:
+    """Return this user's folder of what is kept between runs: "profiles", or "compiled" code.
+
+    It is in XDG_CACHE_HOME, or in ~/.cache; None without a home.
+    """
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    try:
+        cache = given if given.is_absolute() else Path.home() / ".cache"
+    except RuntimeError:
+        return None
+    return cache / "penstock" / what

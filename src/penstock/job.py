@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
+from penstock.bits import AS_IT_IS, WIRE_BITS, is_wire_bits
 from penstock.errors import JobError, PenstockError
 from penstock.script import as_started, ended_early, parsing, script_of
 
@@ -49,8 +50,6 @@ class Parameters(list["nn.Parameter"]):
 
 
 _MICRO_BATCHES = 8  # of a step, where neither the job nor its data says how many
-WIRE_BITS = (2, 16)  # of a number that is packed: fewest, most
-AS_IT_IS = 32  # in place of them: it is not packed
 ROW = ("step", "loss", "seconds", "samples_per_second", "tokens_per_second")  # of metrics.jsonl
 SCALED = ("loss_scale", "left_out")  # there too, where the loss is scaled
 
@@ -250,13 +249,6 @@ def _check_wire_bits(value: object) -> None:
         )
         hint = f"set a number from {WIRE_BITS[0]} to {WIRE_BITS[1]}, or a pair of them; "
         raise JobError(message, hint=f"{hint}{AS_IT_IS} leaves numbers as they are")
-
-
-def is_wire_bits(value: object) -> bool:
-    """Return whether a number of a message can have so many bits; `AS_IT_IS` is one of them."""
-    if not isinstance(value, int) or isinstance(value, bool):
-        return False
-    return value == AS_IT_IS or WIRE_BITS[0] <= value <= WIRE_BITS[1]
 
 
 def _check_writers(value: object) -> None:

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import Literal, TypeAlias
 
-from penstock.cluster import Cluster
-from penstock.cluster.cluster import DeviceKind, Host
+from penstock.cluster.cluster import Cluster, DeviceKind, Host
 from penstock.errors import ClusterError
 from penstock.files import Json
 from penstock.units import GB

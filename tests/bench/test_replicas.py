@@ -8,8 +8,8 @@ import pytest
 from bench import beside, replicas
 from bench.models import TINY
 from penstock.graph.trace import capture
+from penstock.plan.lower import lower_plan
 from penstock.profile.measure import measure
-from penstock.program.lower_plan import lower_plan
 from penstock.program.program import Compute, Reduce
 from tests.bench.sides import play_tiny
 

@@ -26,9 +26,9 @@ from penstock.cluster import Cluster, DeviceKind, Host, Link
 from penstock.errors import ClusterError, PlanError, RunError
 from penstock.graph.trace import capture
 from penstock.plan import Plan, plan_by_hand
+from penstock.plan.lower import lower_plan
 from penstock.profile import Profile
 from penstock.profile.kinds import load_profiles
-from penstock.program.lower_plan import lower_plan
 from penstock.runtime import launch
 from penstock.runtime.worker import RankResult
 from penstock.timeline import breakdown_from_json

@@ -22,8 +22,8 @@ from penstock.elastic.words import View, Where
 from penstock.graph.trace import Capture, capture
 from penstock.job import Job
 from penstock.plan import Plan
+from penstock.plan.lower import stages_of
 from penstock.profile.estimate import estimated
-from penstock.program.lower_plan import stages_of
 from penstock.runtime import checkpoint
 from penstock.runtime.calls import Bound, StepResult
 from penstock.runtime.rank import Rank

@@ -15,8 +15,8 @@ from penstock.elastic.guard import Guard, _divided
 from penstock.errors import PlanError, ProgramError
 from penstock.graph.optimizer import WholeOptimizer
 from penstock.plan import Guarding, Plan
+from penstock.plan.lower import lower_plan, stages_of
 from penstock.profile.kinds import places_of
-from penstock.program.lower_plan import lower_plan, stages_of
 from penstock.program.program import Program, Reduce
 from penstock.runtime.transport.threads import ThreadTransport
 from penstock.simulate.guards import guard_costs

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from penstock.plan import Guarding, Plan
-from penstock.program.lower_plan import stages_of
+from penstock.plan.lower import stages_of
 from penstock.runtime import checkpoint
 from penstock.runtime.launch import run_threads
 from penstock.runtime.worker import Task, work

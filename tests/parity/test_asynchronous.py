@@ -8,7 +8,7 @@ from torch.func import functional_call
 
 from penstock.errors import RunError
 from penstock.graph.trace import build
-from penstock.program.lower_plan import lower_plan, stages_of
+from penstock.plan.lower import lower_plan, stages_of
 from penstock.runtime.launch import run_processes
 from penstock.runtime.sequential import sequential
 from penstock.schedule import Schedule, find, versions

@@ -7,7 +7,7 @@ import torch
 
 from penstock.cluster import Cluster
 from penstock.graph.trace import build
-from penstock.program.lower_plan import lower_plan, stages_of
+from penstock.plan.lower import lower_plan, stages_of
 from penstock.runtime.launch import run_processes, run_threads
 from penstock.search import evaluate
 from penstock.training.plain import Plain

@@ -11,7 +11,7 @@ from torch.optim import SGD, Adam, Optimizer
 
 from penstock.graph.trace import Capture, capture
 from penstock.job import Job
-from penstock.program.lower_plan import lower_plan, stages_of
+from penstock.plan.lower import lower_plan, stages_of
 from penstock.runtime.sequential import sequential
 from penstock.schedule import SCHEDULES
 from penstock.training.windows import windows_of

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from penstock.errors import ProgramError, RunError
+from penstock.plan.lower import lower_plan
 from penstock.program.lower import lower_schedule
-from penstock.program.lower_plan import lower_plan
 from penstock.program.program import Compute, Reduce, Update
 from penstock.program.provisional import provisional_ends
 from penstock.runtime import launch

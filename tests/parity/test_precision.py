@@ -12,8 +12,8 @@ from torch.nn.utils import clip_grad_norm_
 from penstock.cluster import DeviceKind
 from penstock.errors import PlanError
 from penstock.plan import is_asynchronous
+from penstock.plan.lower import lower_plan, stages_of
 from penstock.profile.estimate import estimated
-from penstock.program.lower_plan import lower_plan, stages_of
 from penstock.runtime import checkpoint
 from penstock.runtime.launch import run_processes, run_threads
 from penstock.runtime.loss_scale import LossScale

@@ -5,7 +5,7 @@ from contextlib import closing
 import pytest
 import torch
 
-from penstock.program.lower_plan import lower_plan
+from penstock.plan.lower import lower_plan
 from penstock.runtime.control import LocalBoard
 from penstock.runtime.launch import run_processes, run_threads
 from penstock.runtime.windows import repeated

@@ -14,7 +14,7 @@ from torch import Tensor
 from penstock.graph.trace import Capture, build
 from penstock.job import Job
 from penstock.plan import Plan, is_asynchronous
-from penstock.program.lower_plan import lower_plan, stages_of
+from penstock.plan.lower import lower_plan, stages_of
 from penstock.program.program import Program
 from penstock.runtime import checkpoint
 from penstock.runtime.launch import Launcher, run_threads

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cluster import Link
+from penstock.files import cache_folder
 from penstock.graph.trace import capture
 from penstock.profile import Profile, measure
 from penstock.profile.store import (
     ProfileKey,
-    default_folder,
     find,
     keep,
     link_of,
@@ -147,10 +147,10 @@ def test_optimizer_is_known_by_class_and_settings_but_not_by_its_rate() -> None:
 
 def test_folder_is_in_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert default_folder() == tmp_path / "penstock" / "profiles"
+    assert cache_folder("profiles") == tmp_path / "penstock" / "profiles"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # to be ignored, says its specification
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert default_folder() == tmp_path / ".cache" / "penstock" / "profiles"
+    assert cache_folder("profiles") == tmp_path / ".cache" / "penstock" / "profiles"
 
 
 def test_without_a_home_there_is_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +159,7 @@ def test_without_a_home_there_is_no_folder(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", homeless)
-    assert default_folder() is None
+    assert cache_folder("profiles") is None
 
 
 def test_link_of_this_host_is_measured_once(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from penstock.cluster import Cluster
-from penstock.program.lower_plan import stages_of
+from penstock.plan.lower import stages_of
 from penstock.runtime import bind, launch
 from penstock.runtime.launch import run_processes, run_threads
 from penstock.runtime.worker import Task, work

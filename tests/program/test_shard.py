@@ -11,9 +11,9 @@ import torch
 from penstock.cluster import Link
 from penstock.errors import ProgramError
 from penstock.plan import Plan
+from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.of_plan import lower as lowered
 from penstock.program.lower import lower, lower_schedule
-from penstock.program.lower_plan import lower_plan, stages_of
-from penstock.program.of_plan import lower as lowered
 from penstock.program.passes import offload, shard
 from penstock.program.program import Reshard, Unshard
 from penstock.program.verify import verify

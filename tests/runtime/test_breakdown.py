@@ -16,7 +16,7 @@ from torch.optim import SGD
 
 from penstock.job import Job
 from penstock.plan import is_asynchronous
-from penstock.program.lower_plan import lower_plan, stages_of
+from penstock.plan.lower import lower_plan, stages_of
 from penstock.runtime import checkpoint, eager, worker
 from penstock.runtime.launch import as_json, from_json, run_processes, run_threads
 from penstock.runtime.run import Steps, outcome_of

@@ -11,12 +11,13 @@ from penstock.errors import JobError, PlanError
 from penstock.graph.trace import capture
 from penstock.job import Job
 from penstock.plan import plan_by_hand
-from penstock.program.of_plan import lower
+from penstock.plan.of_plan import lower
 from penstock.runtime import measured
-from penstock.runtime.buffers import BufferLaw, buffer_laws, check_chosen, fixed_for, settled
+from penstock.runtime.buffers import BufferLaw, buffer_laws, settled
 from penstock.runtime.launch import run_threads
 from penstock.runtime.measured import measured_laws
 from penstock.search import Fixed
+from penstock.training.buffers import check_chosen, fixed_for
 from penstock.training.run import run
 
 WIDTH = 5

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from penstock.errors import PlanError
 from penstock.graph.cut import cut
+from penstock.plan.lower import lower_plan, stages_of
 from penstock.program.lower import lower_schedule
-from penstock.program.lower_plan import lower_plan, stages_of
 from penstock.runtime.buffers import BufferLaw, Laws
 from penstock.runtime.carried import Carried, Carry, carries_of
 from penstock.runtime.transport import Transport

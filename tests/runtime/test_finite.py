@@ -15,7 +15,7 @@ from torch.optim import SGD
 from penstock.errors import RunError
 from penstock.graph.trace import capture
 from penstock.job import Job
-from penstock.program.lower_plan import lower_plan, stages_of
+from penstock.plan.lower import lower_plan, stages_of
 from penstock.runtime.eager import EagerTask, work_eagerly
 from penstock.runtime.launch import run_processes, run_threads
 from penstock.runtime.worker import Task, work

@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 
-from penstock.program.lower_plan import lower_plan, stages_of
+from penstock.plan.lower import lower_plan, stages_of
 from penstock.program.program import Compute, Reduce, Update
 from penstock.runtime.lane import Begun, Lane
 from penstock.runtime.launch import run_threads

@@ -10,7 +10,7 @@ import torch
 
 from penstock.graph.trace import capture
 from penstock.job import Job
-from penstock.program.lower_plan import lower_plan, stages_of
+from penstock.plan.lower import lower_plan, stages_of
 from penstock.runtime import bind, sums
 from penstock.runtime.calls import Progress, StepResult
 from penstock.runtime.finite import NotFiniteError

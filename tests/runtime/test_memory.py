@@ -10,9 +10,9 @@ from penstock.cluster import Cluster
 from penstock.graph.traced import trace
 from penstock.job import Job
 from penstock.plan import Plan, is_asynchronous, plan_by_hand, schedule_of
+from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.of_plan import lower
 from penstock.profile import Profile, measure
-from penstock.program.lower_plan import lower_plan, stages_of
-from penstock.program.of_plan import lower
 from penstock.program.passes.receive_early import EARLY
 from penstock.runtime import launch
 from penstock.runtime.launch import run_processes

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from penstock.program.lower_plan import lower_plan
+from penstock.plan.lower import lower_plan
 from penstock.runtime.windows import Windows, repeated
 from tests.parity.models import captured, job_of, plain_loop, plan_of
 from tests.parity.training import Run, differing, train

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.plan import plan_by_hand
-from penstock.program.lower_plan import lower_plan
+from penstock.plan.lower import lower_plan
 from penstock.search.judge import Judge
 from penstock.search.shifted import by_speed, keeps_state, shifted
 from penstock.training.slowed import slowed

@@ -15,8 +15,8 @@ from penstock.cluster.order import host_orders
 from penstock.errors import ClusterError, PlanError, ProfileError
 from penstock.graph.graph import Graph
 from penstock.plan import plan_by_hand
+from penstock.plan.of_plan import lower
 from penstock.profile import Profile
-from penstock.program.of_plan import lower
 from penstock.search import Fixed, evaluate, search
 from penstock.search.balance import balanced_cuts
 from penstock.search.judge import Judge

@@ -18,7 +18,7 @@ from penstock.graph.graph import Graph
 from penstock.graph.memory import moved
 from penstock.graph.trace import trace
 from penstock.plan import Plan, plan_by_hand
-from penstock.program.lower_plan import lower_plan, stages_of
+from penstock.plan.lower import lower_plan, stages_of
 from penstock.program.passes.receive_early import early_on
 from penstock.schedule import KINDS
 from penstock.simulate.price import costs_of, held_of, memory_on

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from penstock.cluster import Cluster, DeviceKind, Host, Link
 from penstock.errors import PlanError, ProfileError, ScheduleError, TimelineError
 from penstock.plan import Plan, plan_by_hand
+from penstock.plan.lower import lower_plan
 from penstock.profile import Profile
 from penstock.program.lower import chain, lower, lower_schedule
-from penstock.program.lower_plan import lower_plan
 from penstock.schedule import gpipe, one_f_one_b
 from penstock.simulate import Recorded, record, simulate
 from penstock.simulate.carry import carried

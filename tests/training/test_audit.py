@@ -28,7 +28,7 @@ from penstock.errors import PlanError, RunError
 from penstock.graph.merge import merged
 from penstock.job import Job
 from penstock.plan import Plan
-from penstock.program.lower_plan import lower_plan, stages_of
+from penstock.plan.lower import lower_plan, stages_of
 from penstock.runtime import audited, checkpoint
 from penstock.runtime.audited import Audits
 from penstock.runtime.control import LocalBoard

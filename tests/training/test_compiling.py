@@ -11,9 +11,9 @@ from penstock.cluster import Cluster
 from penstock.errors import PlanError
 from penstock.graph import fuse as graph_fuse
 from penstock.plan import plan_by_hand
+from penstock.plan.lower import stages_of
 from penstock.profile import Profile, fused, store
 from penstock.profile.profile import FusedCost
-from penstock.program.lower_plan import stages_of
 from penstock.search.judge import Judge
 from penstock.training import compiling, fuse
 from penstock.training.choose import Choice, Machines, predicted

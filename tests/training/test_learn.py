@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from penstock.cluster import Cluster, DeviceKind, Host, Link
+from penstock.plan.lower import stages_of
+from penstock.plan.of_plan import lower
 from penstock.profile.estimate import estimated
 from penstock.profile.latency import learned
 from penstock.profile.measure import measure
 from penstock.profile.profile import FusedCost
 from penstock.profile.sampled import resting_on, sampled_in
 from penstock.profile.store import samples_of, steps_path
-from penstock.program.lower_plan import stages_of
-from penstock.program.of_plan import lower
 from penstock.runtime.sampler import ActionSeconds, Samples
 from penstock.schedule.orders import KINDS
 from penstock.search import Fixed, search

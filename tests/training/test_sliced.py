@@ -12,8 +12,8 @@ from penstock.cluster import Cluster
 from penstock.errors import PlanError
 from penstock.graph.trace import capture
 from penstock.job import Job
+from penstock.plan.lower import lower_plan, stages_of
 from penstock.profile.measure import measure
-from penstock.program.lower_plan import lower_plan, stages_of
 from penstock.runtime.launch import run_processes
 from penstock.runtime.worker import Task, work
 from penstock.search import Fixed

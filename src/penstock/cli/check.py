@@ -12,13 +12,15 @@ from penstock.cli import face, view
 from penstock.errors import GraphError, PlanError
 from penstock.files import Json
 from penstock.graph.graph import Graph
-from penstock.job import Job, load_job
-from penstock.plan import Offloaded, Plan, Units, plan_by_hand
-from penstock.rules import Rule, load, rewritten
+from penstock.job import Job
+from penstock.plan.plan import Plan, Units, plan_by_hand
+from penstock.program.passes.offload import Offloaded
+from penstock.rules.rewrite import rewritten
+from penstock.rules.rule import Rule, load
 from penstock.rules.ruled import ruled, slices_asked
-from penstock.schedule import Schedule
 from penstock.schedule.grid import evenly
 from penstock.schedule.recipe import AnySchedule, built, name_of
+from penstock.schedule.schedule import Schedule
 from penstock.training import ask, prepare
 
 if TYPE_CHECKING:
@@ -45,12 +47,10 @@ def check(  # noqa: PLR0913 - the flags of the command
 
     Exits 1 where they differ.  Example: penstock check examples/gpt.py --stages 4 --schedule zb_h1
     """
-    from penstock.training.rated import replayed
-
     with face.only_results():
         asked, in_units = ask.schedule_asked(schedule), ask.units_asked(units)
         said = () if rules is None else load(rules)
-        author, loaded = replayed(load_job(job)), prepare.loaded(job, said, view.TERMINAL)
+        author, loaded = prepare.loaded(job, said, view.TERMINAL)
         ask.check_fits(asked, loaded, post_validation=post_validation)
         if plan is not None:
             given_too = {"--stages": stages, "--replicas": replicas, "--offload": offload}

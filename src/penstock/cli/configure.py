@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from penstock.cli import face
-from penstock.cluster import Cluster
+from penstock.cluster.cluster import Cluster
 from penstock.files import Json
 from penstock.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.estimate import Constants, Estimate, Transformer
+    from penstock.estimate.constants import Constants
+    from penstock.estimate.predict import Estimate
+    from penstock.estimate.transformer import Transformer
     from penstock.search.transformer.found import Configuration, Configurations
 
 
@@ -35,9 +37,9 @@ def configure(
 
     Example: penstock configure llama3-8b machines.toml --batch 512
     """
-    from penstock.estimate import MODELS, load
     from penstock.estimate.config import read_model
-    from penstock.estimate.known import find_model
+    from penstock.estimate.constants import load
+    from penstock.estimate.known import MODELS, find_model
 
     is_file = model.lower() not in MODELS and Path(model).exists()
     sizes = (read_model if is_file else find_model)(model, sequence=sequence)

@@ -18,7 +18,7 @@ from penstock.cli import face
 from penstock.cli.links import links
 from penstock.cluster.machine import HERE, cpu_name, detect
 from penstock.errors import ClusterError
-from penstock.profile.store import default_folder
+from penstock.files import cache_folder
 from penstock.units import GiB, format_bytes
 
 State = Literal["ok", "missing", "note"]  # without what is missing, nothing trains here
@@ -192,7 +192,7 @@ def _places() -> Iterator[Finding]:
     yield _place(
         "temporary files", temporary, "set TMPDIR to a folder where you can write", "missing"
     )
-    cache = default_folder()
+    cache = cache_folder("profiles")
     if cache is None:
         yield Finding("profiles", "note", "no home folder", "set XDG_CACHE_HOME to keep profiles")
     else:

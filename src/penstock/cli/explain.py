@@ -11,7 +11,7 @@ from penstock.files import Json
 from penstock.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from penstock.search import Candidate
+    from penstock.search.candidate import Candidate
     from penstock.training.explain import ExplainedDecision, Gain, SeenPlan, Unlike
 
 _AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]

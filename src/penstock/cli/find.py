@@ -16,10 +16,13 @@ import numpy as np
 from penstock.cli import face
 from penstock.errors import ScheduleError
 from penstock.files import Json
-from penstock.schedule import Schedule, Seconds, peak_activations
 from penstock.schedule.exact_offload import Copies
+from penstock.schedule.figures import peak_activations
+from penstock.schedule.greedy import Seconds
 from penstock.schedule.orders import B, F, I, W
-from penstock.timeline import Timeline, draw
+from penstock.schedule.schedule import Schedule
+from penstock.timeline.draw import draw
+from penstock.timeline.timeline import Timeline
 
 How: TypeAlias = Literal["exact", "anneal"]
 _MOST = {"exact": 600, "anneal": 100_000}  # forwards
@@ -258,10 +261,11 @@ def document(aim: Target, found: Shortest) -> dict[str, Json]:
 
 def timeline(made: Schedule, times: Times) -> Timeline:
     """Return the timeline of a schedule with these seconds; messages share no link."""
-    from penstock.cluster import Cluster, DeviceKind, Host, Link
+    from penstock.cluster.cluster import Cluster, DeviceKind, Host, Link
     from penstock.program.codes import COST_ROW, NUM_COSTS, OFFLOAD, RELOAD
     from penstock.program.lower import lower
-    from penstock.simulate import Costs, simulate
+    from penstock.simulate.costs import Costs
+    from penstock.simulate.simulate import simulate
 
     seconds = times.seconds
     rows = np.zeros((NUM_COSTS, made.num_stages, 1))

@@ -114,7 +114,7 @@ def _as_measured(job: "FleetJob", path: Path | None, cluster: Path | None) -> "F
     """
     if path is None:
         return job
-    from penstock.cluster import Cluster
+    from penstock.cluster.cluster import Cluster
     from penstock.fleet.of_run import figures_in
     from penstock.fleet.work import with_figures
 
@@ -132,7 +132,7 @@ def planned(text: str, path: Path) -> "tuple[list[Speed], bool]":
     state is there when a rank is lost: in replicas, or with a guard.
     """
     from penstock.cli import view
-    from penstock.cluster import Cluster
+    from penstock.cluster.cluster import Cluster
     from penstock.fleet.work import Speed
     from penstock.search.shapes import Fixed
     from penstock.training import prepare
@@ -142,7 +142,7 @@ def planned(text: str, path: Path) -> "tuple[list[Speed], bool]":
     whole = Cluster.load(path)
     counts = {2**k for k in range(7) if 2**k < len(whole.hosts)} | {len(whole.hosts)}
     with face.only_results():
-        loaded = prepare.loaded(text, (), view.TERMINAL)
+        loaded = prepare.loaded(text, (), view.TERMINAL).job
         captured = prepare.traced(loaded, view.TERMINAL)
         found: list[Speed] = []
         has_copies = True

@@ -12,7 +12,7 @@ from penstock.files import Json
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.fleet import Market
+    from penstock.fleet.market import Market
 
 _HOURS = 1.0, 6.0, 12.0, 23.0  # after which the share that lasts is shown
 _MOST_SHOWN = 40  # pools; --json has them all
@@ -111,8 +111,8 @@ def read(traces: "Sequence[Path]", unit: str | None, pools: "Sequence[str]") -> 
 
     Raises:   FleetError: a trace cannot be read, or has no such pool.
     """
-    from penstock.fleet import read_market
     from penstock.fleet.market import only, together
+    from penstock.fleet.traces import read_market
 
     if len(traces) == 1:
         return read_market(traces[0], unit=unit, pools=pools)

@@ -14,7 +14,7 @@ from penstock.units import format_seconds
 
 if TYPE_CHECKING:
     from penstock.fleet.learn import Foreseen
-    from penstock.fleet.measurement import MeasuredTable, Measurement
+    from penstock.fleet.measurement import MeasuredTable
 
 _MOST_SHOWN = 40  # rows; --json has them all
 _Fit = Annotated[
@@ -74,19 +74,6 @@ def _refuse(**flags: object) -> None:
 # -- a table ---------------------------------------------------------------------------------------
 
 
-def read_tables(paths: Sequence[Path]) -> "dict[str, list[Measurement]]":
-    """Return the measured rows of tables, by layout.
-
-    Raises:   EstimateError: a table that cannot be read.
-    """
-    from penstock.fleet.measurement import read_table
-
-    found: dict[str, list[Measurement]] = {}
-    for table in map(read_table, paths):
-        found.setdefault(table.layout, []).extend(row for row in table.rows if row.seconds)
-    return found
-
-
 class _TableBeside(NamedTuple):
     """Rows of a table and what is foreseen of each."""
 
@@ -109,7 +96,7 @@ class _TableBeside(NamedTuple):
 
 def _of_table(path: Path, fit: Sequence[Path], *, as_json: bool) -> None:
     from penstock.fleet.learn import held_out, learn
-    from penstock.fleet.measurement import read_table
+    from penstock.fleet.measurement import read_table, read_tables
 
     table = read_table(path)
     with face.progress("learning") as tell:

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.cli import face, view
-from penstock.cli.fleet_predict import read_tables
 from penstock.errors import EstimateError
 from penstock.files import Json
 from penstock.units import format_bytes, format_seconds
@@ -58,6 +57,8 @@ def of_job(what: str, fit: Sequence[Path], asked: JobFlags, *, as_json: bool) ->
     Raises:   EstimateError: a table that cannot be read, or too little in it; no device is known.
               JobError, GraphError: no such job, or one that cannot be traced.
     """
+    from penstock.fleet.measurement import read_tables
+
     learned_from = read_tables(fit)
     clustered = asked.cap or asked.scales or asked.observed or asked.steps
     if clustered and not asked.ranks:

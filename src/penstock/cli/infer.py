@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from penstock.cli import face, view
-from penstock.cluster import Cluster
+from penstock.cluster.cluster import Cluster
 from penstock.cluster.order import placed
 from penstock.errors import ClusterError, RunError
 from penstock.files import Json
@@ -18,7 +18,7 @@ from penstock.units import format_seconds
 
 if TYPE_CHECKING:
     from penstock.graph.trace import Capture
-    from penstock.profile import Profile
+    from penstock.profile.profile import Profile
     from penstock.runtime.infer import Inferred
 
 _COMPARED = 2  # batches of which what the pipeline returns is compared with the plain model
@@ -119,8 +119,8 @@ def _run(
     """Run the stream; return what it gave, how far from the plain model, whether to the bit."""
     from dataclasses import replace
 
+    from penstock.plan.lower import lower_plan, stages_of
     from penstock.profile.kinds import places_of
-    from penstock.program.lower_plan import lower_plan, stages_of
     from penstock.runtime.infer import BatchStream, apart, stream
     from penstock.runtime.launch import local_launcher
 

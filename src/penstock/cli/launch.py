@@ -9,11 +9,11 @@ import typer
 from penstock.cli import face
 from penstock.cli.of_job import JobCommand
 from penstock.cli.train import train
-from penstock.cluster import Cluster
+from penstock.cluster.cluster import Cluster
 from penstock.errors import PlanError
 from penstock.files import write_text
 from penstock.manifest import Kind, Launched, manifest
-from penstock.plan import Plan
+from penstock.plan.plan import Plan
 
 _KINDS = "|".join(get_args(Kind))
 

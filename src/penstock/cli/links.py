@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.cli import face
-from penstock.cluster import Cluster
+from penstock.cluster.cluster import Cluster
 from penstock.errors import RunError
 from penstock.files import Json
 from penstock.units import GB, format_bytes, format_seconds

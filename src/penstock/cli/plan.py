@@ -13,11 +13,12 @@ from penstock.errors import PlanError
 from penstock.files import Json
 from penstock.graph.graph import Graph
 from penstock.job import Job
-from penstock.plan import Decision, Plan, Prediction, repeats_all
-from penstock.rules import load
+from penstock.plan.plan import Decision, Plan, Prediction, repeats_all
+from penstock.rules.rule import load
 from penstock.schedule.recipe import name_of
-from penstock.search import Candidate, Fixed, Objective
+from penstock.search.candidate import Candidate, Objective
 from penstock.search.reasons import wire_words
+from penstock.search.shapes import Fixed
 from penstock.training import ask, prepare, saved
 from penstock.training.choose import (
     Machines,
@@ -74,7 +75,7 @@ def plan(  # long: the flags of the command  # noqa: PLR0913
     fixed = Fixed(ranks, replicas, stages, asked, offload=far, rules=said)
     fixed = replace(fixed, post_validation=post_validation)
     with face.only_results():
-        loaded = prepare.loaded(job, said, view.TERMINAL)
+        loaded = prepare.loaded(job, said, view.TERMINAL).job
         ask.check_fits(asked, loaded, post_validation=post_validation)
         captured, fixed, decisions = _examined(loaded, job, fixed)
         _check_stages(captured.graph, stages)

@@ -13,7 +13,8 @@ from penstock.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.estimate import Constants, Estimate
+    from penstock.estimate.constants import Constants
+    from penstock.estimate.predict import Estimate
     from penstock.estimate.table import RunTable
 
 _MOST_SHOWN = 40  # rows; --json has them all
@@ -31,8 +32,9 @@ def predict(
 
     Example: penstock predict runs.csv --fit other_runs.csv
     """
-    from penstock.estimate import fit as fit_on
-    from penstock.estimate import load, read
+    from penstock.estimate.constants import load
+    from penstock.estimate.fit import fit as fit_on
+    from penstock.estimate.table import read
 
     table = read(file)
     with face.busy("fitting"):
@@ -59,7 +61,7 @@ class Predicted(NamedTuple):
 
 def predicted(table: "RunTable", constants: "Sequence[Constants]") -> dict[str, Predicted]:
     """Return the estimates of "time", and of "memory" where table and constants have it."""
-    from penstock.estimate import predict as estimate
+    from penstock.estimate.predict import predict as estimate
 
     samples = table.samples
     times = estimate("time", [sample.run for sample in samples], constants)

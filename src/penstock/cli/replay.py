@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 import typer
 
 from penstock.cli import face
-from penstock.cluster import Cluster
+from penstock.cluster.cluster import Cluster
 from penstock.errors import PlanError, ProfileError, ScheduleError, TimelineError
 from penstock.files import Json
-from penstock.plan import Plan
+from penstock.plan.plan import Plan
 from penstock.schedule.orders import KINDS, Kind
 from penstock.schedule.recipe import AnySchedule, name_of, trains
-from penstock.timeline import Timeline, step_s
+from penstock.timeline.timeline import Timeline, step_s
 from penstock.training import saved
 from penstock.training.ask import schedule_asked
 from penstock.units import format_bytes, format_seconds
@@ -193,7 +193,7 @@ def _usual(run: "Run", tell: Callable[[int, int], None]) -> list[_Answered]:
 
 def _too_large(run: "Run", change: "Change") -> str:
     """Return why a schedule does not fit in memory, or ""."""
-    from penstock.search import evaluate
+    from penstock.search.search import evaluate
     from penstock.simulate.what_if import changed
 
     if run.profiles is None or run.cluster is None:
@@ -211,7 +211,7 @@ def _too_large(run: "Run", change: "Change") -> str:
 
 def _shares(run: "Run") -> list[tuple[str, float]]:
     """Return what the critical path consists of, in words, with seconds; the most first."""
-    from penstock.simulate import critical_path
+    from penstock.simulate.critical_path import critical_path
 
     seconds: defaultdict[str, float] = defaultdict(float)
     for hop in critical_path(run.program, run.timeline).hops:

@@ -21,7 +21,7 @@ def report(
 
     Example: penstock report runs/gpt
     """
-    from penstock.report import report_of
+    from penstock.report.report import report_of
 
     path = folder / "report.html" if out is None else out
     face.check_place(path)

@@ -13,21 +13,21 @@ from penstock.cli import face
 from penstock.cli import find as finding
 from penstock.errors import ScheduleError
 from penstock.files import Json, write_text
-from penstock.schedule import (
-    SCHEDULES,
-    Builder,
-    Schedule,
+from penstock.schedule import SCHEDULES, Builder
+from penstock.schedule.figures import (
     bubble,
     bubble_fraction,
     num_messages,
     peak_activations,
-    steady_bubble_fraction,
-    steady_s,
-    versions,
     weight_copies,
 )
 from penstock.schedule.recipe import Recipe
-from penstock.timeline import Timeline, draw, svg_of
+from penstock.schedule.schedule import Schedule
+from penstock.schedule.steady import steady_bubble_fraction, steady_s
+from penstock.schedule.weight_rule import versions
+from penstock.timeline.draw import draw
+from penstock.timeline.svg import svg_of
+from penstock.timeline.timeline import Timeline
 from penstock.training.ask import schedule_asked
 
 UNIT_S = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0, "U": 0.0}
@@ -252,7 +252,7 @@ def _document(made: Schedule) -> dict[str, Json]:
 def simulated(made: Schedule) -> Timeline:
     """Return the timeline of a schedule with the seconds of UNIT_S and free links."""
     from penstock.program.lower import lower
-    from penstock.simulate import simulate
+    from penstock.simulate.simulate import simulate
 
     with face.busy("simulating"):
         program = lower(made)

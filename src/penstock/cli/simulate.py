@@ -11,14 +11,15 @@ from penstock.cli import face, view
 from penstock.errors import ClusterError, ProfileError
 from penstock.files import Json
 from penstock.job import load_job
-from penstock.plan import Plan
-from penstock.timeline import Timeline, busy_s, draw, num_steps, step_s
+from penstock.plan.plan import Plan
+from penstock.timeline.draw import draw
+from penstock.timeline.timeline import Timeline, busy_s, num_steps, step_s
 from penstock.training import prepare, saved
 from penstock.training.choose import for_plan
 from penstock.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from penstock.search import Candidate
+    from penstock.search.candidate import Candidate
 
 _MOST_DRAWN = 64  # ranks
 _ROUNDING = 1e-6
@@ -35,7 +36,7 @@ def simulate(
 
     The timeline opens in https://ui.perfetto.dev.  Example: penstock simulate runs/gpt/plan.json
     """
-    from penstock.search import drained_s, evaluate
+    from penstock.search.search import drained_s, evaluate
 
     chosen = Plan.load(plan)
     trace = None if out is None else out / "predicted.trace.json"

@@ -9,8 +9,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from penstock.cli import face
 from penstock.job import ROW
-from penstock.plan import Plan
-from penstock.timeline import parts_table
+from penstock.plan.plan import Plan
+from penstock.timeline.breakdown import parts_table
 from penstock.training.listener import Listener, Move, Row
 from penstock.training.phases import until_in, words_of_phases
 from penstock.units import format_bytes, format_seconds

@@ -13,12 +13,11 @@ import torch
 from penstock.device import here, of
 from penstock.elastic.mesh import Mesh
 from penstock.elastic.words import View
-from penstock.runtime.transport import Transport
 from penstock.runtime.transport.groups import Prefixed, world_of
 from penstock.runtime.transport.hosts import HostsTransport
 from penstock.runtime.transport.shared_memory import SharedMemoryTransport
 from penstock.runtime.transport.torch_distributed import TorchDistributedTransport
-from penstock.runtime.transport.transport import Store
+from penstock.runtime.transport.transport import Store, Transport
 
 JOIN_S = 30.0  # for which members of a view may take to be ready
 

@@ -36,8 +36,8 @@ from penstock.runtime.child import let_children_die_with_this, outlive_parent
 from penstock.runtime.hosts import place_key
 from penstock.runtime.inherited import be_as_plain
 from penstock.runtime.spared import spare
-from penstock.runtime.transport import Transport
 from penstock.runtime.transport.threads import ThreadTransport, thread_transports
+from penstock.runtime.transport.transport import Transport
 from penstock.runtime.worker import RankResult
 
 LOOPBACK = "127.0.0.1"

@@ -41,7 +41,7 @@ from penstock.runtime.named import packed
 from penstock.runtime.parts import key_in, whole
 from penstock.runtime.rank import Rank
 from penstock.runtime.saver import Saver
-from penstock.runtime.transport import Transport, TransportError
+from penstock.runtime.transport.transport import Transport, TransportError
 from penstock.runtime.worker import RankResult, Task
 
 _SEEK_S = 1.0  # between two attempts to reach those that cannot be reached

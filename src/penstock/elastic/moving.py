@@ -17,8 +17,7 @@ from torch import Tensor
 
 from penstock.elastic.words import HeldTensor
 from penstock.runtime.parts import key_in
-from penstock.runtime.transport import Transport
-from penstock.runtime.transport.transport import TensorSpec
+from penstock.runtime.transport.transport import TensorSpec, Transport
 
 PIECE_BYTES = 2**22  # that go at once
 _PART = re.compile(r"part (\d+) of ([\dx]*)/.+", re.DOTALL)

@@ -310,6 +310,17 @@ def read_table(path: Path) -> MeasuredTable:
     raise EstimateError(message, hint=f"it needs one of: {known} (docs/fleet_predict.md)")
 
 
+def read_tables(paths: Sequence[Path]) -> dict[str, list[Measurement]]:
+    """Return the measured rows of tables, by layout.
+
+    Raises:   EstimateError: a table that cannot be read.
+    """
+    found: dict[str, list[Measurement]] = {}
+    for table in map(read_table, paths):
+        found.setdefault(table.layout, []).extend(row for row in table.rows if row.seconds)
+    return found
+
+
 def _placed(row: Line, build: Callable[[Line], Measurement]) -> Measurement:
     try:
         return build(row)

@@ -16,7 +16,7 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor
 
-from penstock.batches import ReadNumbers, read
+from penstock.batches.reads import ReadNumbers, read
 from penstock.errors import BatchMisfitError, GraphError
 from penstock.graph.batch import Division, TensorKey
 from penstock.graph.code import seed_ahead

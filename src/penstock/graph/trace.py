@@ -20,7 +20,7 @@ from torch import Tensor, fx, nn
 from torch.nn.parameter import is_lazy
 
 from penstock import _compat
-from penstock.batches import started
+from penstock.batches.reads import started
 from penstock.device import here
 from penstock.errors import GraphError, JobError, PenstockError
 from penstock.graph.aliases import (

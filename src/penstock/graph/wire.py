@@ -17,8 +17,8 @@ Source: arXiv:2311.05827 (compression of what stages exchange, at the level of b
 import math
 from collections.abc import Iterable
 
+from penstock.bits import AS_IT_IS
 from penstock.graph.graph import Graph, Node
-from penstock.job import AS_IT_IS
 
 TINY = 1e-30  # greatest of a row whose numbers are all smaller
 _USUAL = (8, 16)  # bits that are tried beside the fewest

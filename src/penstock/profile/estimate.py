@@ -6,7 +6,7 @@ bytes that they move; an optimizer reads weight, gradient and state, and writes 
 
 from collections.abc import Sequence
 
-from penstock.cluster import Cluster, DeviceKind
+from penstock.cluster.cluster import Cluster, DeviceKind
 from penstock.graph.graph import Graph
 from penstock.profile.profile import PackCost, Profile
 from penstock.profile.roofline import DEFAULT, Efficiency, op_seconds

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from penstock.cluster import Cluster
+from penstock.cluster.cluster import Cluster
 from penstock.errors import ProfileError
 from penstock.files import read_json, write_text
 from penstock.profile.profile import Profile

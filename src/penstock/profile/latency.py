@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.cluster import DeviceKind
+from penstock.cluster.cluster import DeviceKind
 from penstock.graph.graph import Graph
 from penstock.profile.roofline import CLASSES, DEFAULT, Efficiency, roofline_s, works_of
 

@@ -22,7 +22,7 @@ from torch import Tensor, fx
 from torch.optim import Optimizer
 
 from penstock import _compat
-from penstock.batches import started
+from penstock.batches.reads import started
 from penstock.cluster.machine import free_bytes
 from penstock.device import CPU, here
 from penstock.far import FarMemory, as_bytes

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from penstock.cluster import Cluster
+from penstock.cluster.cluster import Cluster
 from penstock.graph.graph import Graph
 from penstock.graph.traced import capture_of
 from penstock.graph.wire import wire_choices

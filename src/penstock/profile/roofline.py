@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
-from penstock.cluster import DeviceKind
+from penstock.cluster.cluster import DeviceKind
 from penstock.errors import ProfileError
 from penstock.graph.graph import Graph, Node
 

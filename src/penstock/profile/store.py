@@ -8,7 +8,6 @@ of measuring, never the run.
 import hashlib
 import json
 import logging
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -16,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.cluster import Cluster, DeviceKind, Link
+from penstock.cluster.cluster import Cluster, DeviceKind, Link
 from penstock.cluster.machine import cpu_name
 from penstock.errors import ClusterError, ProfileError
 from penstock.files import read_json, write_text
@@ -52,22 +51,6 @@ class ProfileKey(NamedTuple):
         """Return the file of such a profile, of any device and versions."""
         optimizer = hashlib.sha256(self.optimizer.encode()).hexdigest()[:8]
         return folder / f"{self.graph}-{optimizer}-{self.beside}.json"
-
-
-def default_folder() -> Path | None:
-    """Return this user's folder for profiles (XDG_CACHE_HOME, ~/.cache); None without a home."""
-    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    try:
-        cache = given if given.is_absolute() else Path.home() / ".cache"
-    except RuntimeError:
-        return None
-    return cache / "penstock" / "profiles"
-
-
-def code_folder() -> Path | None:
-    """Return this user's folder for compiled code, beside that for profiles."""
-    profiles = default_folder()
-    return None if profiles is None else profiles.with_name("compiled")
 
 
 def find(folder: Path, wanted: ProfileKey) -> Profile | None:

@@ -39,6 +39,22 @@ HOWS: tuple[How, ...] = (
 )  # also the order in which they come; the last one after the updates
 
 
+class Guarding(NamedTuple):
+    """How a rank keeps a copy of what another one alone has.
+
+    every:   0: it makes each update of the copy.  Else it keeps the gradients, and a part of the
+             state is sent anew in each step, all of it within so many.
+    apart:   rank r guards rank r - apart; those before rank 0 are the last ones.
+    """
+
+    every: int
+    apart: int = 1
+
+    def __str__(self) -> str:
+        how = f"log of {self.every} steps" if self.every else "updates"
+        return f"{how}, {self.apart} rank{'s' if self.apart > 1 else ''} further"
+
+
 class Printed:
     """Prints as its row of the table says."""
 

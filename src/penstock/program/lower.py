@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ProgramError
-from penstock.plan import Guarding
 from penstock.program.codes import REDUCE, UPDATE, Codes, concatenate, small_type
 from penstock.program.edges import Edge, StageBytes, TiedGroup, check_edges, check_tied
+from penstock.program.instructions import Guarding
 from penstock.program.issue import (
     Clock,
     Inbox,

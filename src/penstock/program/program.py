@@ -16,10 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
+from penstock.bits import is_wire_bits
 from penstock.errors import ProgramError
 from penstock.files import read_noun, write_text
-from penstock.job import is_wire_bits
-from penstock.plan import Guarding
 from penstock.program.codes import COMPUTE, RECEIVE, RELOAD, UPDATE, Codes
 from penstock.program.edges import Edge as Edge
 from penstock.program.edges import StageBytes as StageBytes
@@ -29,6 +28,7 @@ from penstock.program.instructions import BeginOffload as BeginOffload
 from penstock.program.instructions import BeginReload as BeginReload
 from penstock.program.instructions import Code as Code
 from penstock.program.instructions import Compute as Compute
+from penstock.program.instructions import Guarding
 from penstock.program.instructions import Instruction as Instruction
 from penstock.program.instructions import Offload as Offload
 from penstock.program.instructions import Receive as Receive

@@ -15,13 +15,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, cast
 
+from penstock.bits import AS_IT_IS
 from penstock.errors import ProgramError
 from penstock.files import Json
-from penstock.job import AS_IT_IS
-from penstock.plan import Guarding
 from penstock.program.codes import Codes
 from penstock.program.edges import Edge, StageBytes, TiedGroup
-from penstock.program.instructions import How, Instruction, Reduce, parse_instruction
+from penstock.program.instructions import Guarding, How, Instruction, Reduce, parse_instruction
 from penstock.schedule.grid import written
 from penstock.schedule.weight_rule import WeightRule, rule_named
 from penstock.typed import typed

@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.report.inputs import Pair
-from penstock.timeline import LANES, SPAN_KINDS, Timeline, busy_s, step_s
+from penstock.timeline.spans import LANES, SPAN_KINDS
+from penstock.timeline.timeline import Timeline, busy_s, step_s
 
 SENT, RECEIVED = len(SPAN_KINDS), len(SPAN_KINDS) + 1
 WHATS = (*SPAN_KINDS, "sent", "received")

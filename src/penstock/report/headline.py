@@ -17,7 +17,7 @@ from penstock.report.words import (
     seconds_text,
     share_text,
 )
-from penstock.timeline import bubble_fraction
+from penstock.timeline.timeline import bubble_fraction
 
 NO_PREDICTION = (
     "This run has no predicted timeline, only what was measured: a job that no plan can train runs"

@@ -11,16 +11,10 @@ from msgspec import Meta
 
 from penstock.errors import ReportError, TimelineError
 from penstock.files import Json, json_object, read_bytes
-from penstock.plan import Plan
+from penstock.plan.plan import Plan
 from penstock.report.wanted import FleetDecision
-from penstock.timeline import (
-    Breakdown,
-    Timeline,
-    breakdown_from_json,
-    num_steps,
-    peak_bytes,
-    step_s,
-)
+from penstock.timeline.breakdown import Breakdown, breakdown_from_json
+from penstock.timeline.timeline import Timeline, num_steps, peak_bytes, step_s
 from penstock.typed import Endless, damage, typed
 
 RESUME = "let the run finish (`penstock train ... --resume`), or give another folder"

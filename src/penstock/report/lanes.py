@@ -17,7 +17,8 @@ from penstock.report.markup import Markup, tag
 from penstock.report.scale import Floats, Scale, ticks, time_labels
 from penstock.report.thin import Drawn, begin_s, drawn_spans
 from penstock.report.words import seconds_text
-from penstock.timeline import LANES, SPAN_KINDS, Lane, Spans, Timeline, num_steps, step_s
+from penstock.timeline.spans import LANES, SPAN_KINDS, Lane, Spans
+from penstock.timeline.timeline import Timeline, num_steps, step_s
 
 WIDTH, LEFT, RIGHT = 1120, 76, 20
 TITLE, AXIS, BLOCK_GAP = 26, 26, 14

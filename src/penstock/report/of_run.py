@@ -4,10 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from penstock.files import Json
-from penstock.plan import Plan
+from penstock.plan.plan import Plan
 from penstock.report.report import Report
 from penstock.report.report import report as report_timelines
-from penstock.timeline import Breakdown, Timeline
+from penstock.timeline.breakdown import Breakdown
+from penstock.timeline.timeline import Timeline
 
 
 class FinishedStep(Protocol):

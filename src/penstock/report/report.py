@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.files import Json, write_text
-from penstock.plan import Plan
+from penstock.plan.plan import Plan
 from penstock.report.headline import sentence
 from penstock.report.inputs import Inputs, inputs_of, read
 from penstock.report.page import page
-from penstock.timeline import Timeline
+from penstock.timeline.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,8 @@ from penstock.report.words import (
     seconds_text,
     share_text,
 )
-from penstock.timeline import SPAN_KINDS, Timeline, num_steps, step_s
+from penstock.timeline.spans import SPAN_KINDS
+from penstock.timeline.timeline import Timeline, num_steps, step_s
 
 
 def timelines(inputs: Inputs) -> Iterator[Markup]:

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.report.scale import Floats
-from penstock.timeline import Spans, Timeline
+from penstock.timeline.spans import Spans
+from penstock.timeline.timeline import Timeline
 
 MAX_RANKS = 32
 FEW_RANKS = 8

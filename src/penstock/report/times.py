@@ -25,7 +25,7 @@ from penstock.report.words import (
     percent_text,
     time_unit,
 )
-from penstock.timeline import num_steps
+from penstock.timeline.timeline import num_steps
 
 
 def times(inputs: Inputs) -> Iterator[Markup]:

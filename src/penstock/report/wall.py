@@ -24,16 +24,9 @@ from penstock.report.words import (
     seconds_text,
     time_unit,
 )
-from penstock.timeline import (
-    PARTS,
-    Bottleneck,
-    Breakdown,
-    Part,
-    bottleneck,
-    breakdown_of,
-    num_steps,
-)
-from penstock.timeline.breakdown import PART_WORDS
+from penstock.timeline.bottleneck import Bottleneck, bottleneck
+from penstock.timeline.breakdown import PART_WORDS, PARTS, Breakdown, Part, breakdown_of
+from penstock.timeline.timeline import num_steps
 
 WIDTH, LEFT, RIGHT, TALL, LOW, GAP = 1120, 76, 70, 18, 9, 8
 

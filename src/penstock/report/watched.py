@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, TypeAlias, cast, final
 
 from penstock.errors import ReportError
 from penstock.files import Json, json_object, read_json
-from penstock.plan import Plan
+from penstock.plan.plan import Plan
 from penstock.report.inputs import DAMAGED, Generation, Inputs, Pair, inputs_of
 from penstock.runtime.folders import complete, step_of
 from penstock.typed import damage, typed

@@ -15,7 +15,8 @@ Source:  Slapo, arXiv:2302.08005: schedule apart from model, by primitives on mo
 from penstock.errors import GraphError
 from penstock.graph.graph import Graph
 from penstock.graph.traced import Traced, captured_as
-from penstock.plan import Offloaded, Plan
+from penstock.plan.plan import Plan
+from penstock.program.passes.offload import Offloaded
 from penstock.rules.rewrite import rewritten
 from penstock.rules.rule import Rule
 from penstock.rules.ruled import slices_asked

@@ -12,7 +12,9 @@ from typing import cast
 from penstock.errors import PlanError
 from penstock.graph.graph import Graph
 from penstock.graph.stages import Recompute
-from penstock.plan import Offloaded, Plan, Sharding, check_fits, divided
+from penstock.plan.plan import Plan, check_fits, divided
+from penstock.program.passes.offload import Offloaded
+from penstock.program.passes.shard import Sharding
 from penstock.rules.rule import Rule
 from penstock.rules.ruled import ASPECTS, Aspect, Ruled, ruled, stages_in_pieces, value_of
 from penstock.schedule.recipe import Recipe, name_of, units_of

@@ -16,7 +16,7 @@ from typing import Literal, cast, get_args
 
 from penstock.errors import PlanError
 from penstock.files import read_bytes
-from penstock.plan import Offloaded
+from penstock.program.passes.offload import Offloaded
 
 Verb = Literal[
     "cut", "fuse", "recompute", "offload", "shard", "replicate", "keep", "split", "replace"

@@ -23,7 +23,7 @@ from penstock.graph.pieces import (
     outer,
     owners_by_piece,
 )
-from penstock.plan import Decision, Plan
+from penstock.plan.plan import Decision, Plan
 from penstock.rules.rule import Rule
 
 Aspect = Literal["recompute", "offload", "shard"]

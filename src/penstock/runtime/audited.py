@@ -35,7 +35,7 @@ from penstock.runtime.folders import folder_of
 from penstock.runtime.part_file import header_of
 from penstock.runtime.rank import Rank
 from penstock.runtime.snapshot import bytes_of, described
-from penstock.runtime.transport import Transport
+from penstock.runtime.transport.transport import Transport
 from penstock.runtime.weights import StageWeights
 from penstock.schedule.weight_rule import SYNCHRONOUS
 

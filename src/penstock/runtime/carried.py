@@ -27,7 +27,7 @@ from penstock.job import Job
 from penstock.program.codes import COMPUTE
 from penstock.program.program import Program
 from penstock.runtime.buffers import BufferLaw, buffer_laws
-from penstock.runtime.transport import Transport
+from penstock.runtime.transport.transport import Transport
 from penstock.schedule.orders import F
 
 

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
-from penstock.batches import InOrder, ReadNumbers
+from penstock.batches.in_order import InOrder
+from penstock.batches.reads import ReadNumbers
 from penstock.device import here
 from penstock.errors import CheckpointError, JobError, PenstockError, RunError
 from penstock.graph.code import SeededRandom, micro_batch_seed
@@ -63,11 +64,11 @@ from penstock.runtime.norms import ALONE, as_often
 from penstock.runtime.optimizer import Optimizers, eager_updates
 from penstock.runtime.reader import Reader, ReadOrder
 from penstock.runtime.saver import SavePolicy, Saver, Saves, State, saving
-from penstock.runtime.transport import Transport
+from penstock.runtime.transport.transport import Transport
 from penstock.runtime.validate import validate
 from penstock.runtime.weights import load_model as load_model
 from penstock.runtime.worker import RankResult, Report, is_due, is_validated
-from penstock.timeline import LANES, Span
+from penstock.timeline.spans import LANES, Span
 
 
 @dataclass(frozen=True, slots=True, eq=False)

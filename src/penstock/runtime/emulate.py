@@ -19,7 +19,7 @@ from penstock.graph.code import Function, function_of
 from penstock.graph.stages import Segment
 from penstock.graph.trace import Capture
 from penstock.job import Job
-from penstock.profile import Profile
+from penstock.profile.profile import Profile
 
 
 def sleeping(job: Job, profile: Profile) -> tuple[Job, Callable[[Segment, Capture], Function]]:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from penstock.runtime.sampler import Sampler
-    from penstock.runtime.transport import Transport
+    from penstock.runtime.transport.transport import Transport
     from penstock.runtime.worker import Task
 
 

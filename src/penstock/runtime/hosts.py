@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.cluster import Cluster, DeviceKind, Host, HostPair, Link
+from penstock.cluster.cluster import Cluster, DeviceKind, Host, HostPair, Link
 from penstock.cluster.machine import HERE
 from penstock.cluster.regions import Groups, alike, regions, seconds_per_byte
 from penstock.errors import RunError
 from penstock.runtime.benchmark import Benchmark, benchmark
 from penstock.runtime.links import EDGES, PAYLOADS, Probe, compare, probe, probe_of
-from penstock.runtime.transport import Transport
 from penstock.runtime.transport.shared_memory import available, host_key
+from penstock.runtime.transport.transport import Transport
 from penstock.typed import typed
 
 Pair = tuple[int, int]

@@ -16,19 +16,19 @@ import torch
 from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor, nn
 
-from penstock.batches import started
+from penstock.batches.reads import started
 from penstock.errors import JobError, RunError
 from penstock.graph.precision import computed_in
 from penstock.graph.stages import Stages
 from penstock.graph.trace import OUTPUT, Capture, ModelOutput, is_output, on_device
 from penstock.job import Job
-from penstock.profile import Profile
+from penstock.profile.profile import Profile
 from penstock.program.program import Program
 from penstock.runtime.emulate import sleeping
 from penstock.runtime.launch import Launcher
 from penstock.runtime.rank import Rank
 from penstock.runtime.run import Steps
-from penstock.runtime.transport import Transport
+from penstock.runtime.transport.transport import Transport
 from penstock.runtime.worker import RankResult, Report
 
 WARM_UP = 3  # of so many parts of a stream, one is not timed

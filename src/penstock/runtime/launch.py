@@ -38,13 +38,14 @@ from penstock.runtime.sampler import Samples
 from penstock.runtime.saver import Saves
 from penstock.runtime.spared import spare
 from penstock.runtime.stuck import StuckWatch
-from penstock.runtime.transport import Transport, TransportError
 from penstock.runtime.transport.groups import world_of
 from penstock.runtime.transport.shared_memory import SharedMemoryTransport, available
 from penstock.runtime.transport.threads import thread_transports
 from penstock.runtime.transport.torch_distributed import TorchDistributedTransport
+from penstock.runtime.transport.transport import Transport, TransportError
 from penstock.runtime.worker import RankResult, Report
-from penstock.timeline import Held, Span, Spent
+from penstock.timeline.spans import Held, Span
+from penstock.timeline.spent import Spent
 from penstock.typed import typed
 
 _CONNECT_S = 600.0  # for which ranks of torchrun may take until all are connected

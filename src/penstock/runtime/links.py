@@ -20,12 +20,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from penstock.cluster import Link
+from penstock.cluster.cluster import Link
 from penstock.files import Json
 from penstock.runtime.launch import run_processes
-from penstock.runtime.transport import TensorSpec, Transport
 from penstock.runtime.transport.shared_memory import SharedMemoryTransport
-from penstock.runtime.transport.transport import Send, Wait
+from penstock.runtime.transport.transport import Send, TensorSpec, Transport, Wait
 from penstock.runtime.worker import RankResult, Report
 from penstock.units import KiB, MiB
 

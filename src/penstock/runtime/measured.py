@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock import _compat
-from penstock.batches import started
+from penstock.batches.reads import started
 from penstock.errors import JobError, PenstockError
 from penstock.graph.caches import remade
 from penstock.graph.code import SeededRandom, micro_batch_seed

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from penstock.job import Job
-from penstock.runtime.transport import Transport
+from penstock.runtime.transport.transport import Transport
 
 _BLOCK = 2**20  # numbers at once: it bounds what is held besides
 

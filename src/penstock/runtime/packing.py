@@ -9,8 +9,7 @@ from torch import Tensor
 from penstock.graph.codec import TensorForm, packed_kinds, packer, unpacker
 from penstock.graph.graph import Graph
 from penstock.graph.wire import is_packed
-from penstock.runtime.transport import TensorSpec
-from penstock.runtime.transport.transport import Send, Wait
+from penstock.runtime.transport.transport import Send, TensorSpec, Wait
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.batches import ReadNumbers
+from penstock.batches.reads import ReadNumbers
+from penstock.bits import AS_IT_IS
 from penstock.device import here
 from penstock.errors import RunError
 from penstock.graph.code import Function, function_of, micro_batch_seed
@@ -22,7 +23,7 @@ from penstock.graph.memory import moved
 from penstock.graph.merge import number_of
 from penstock.graph.stages import SegmentKind, Stages
 from penstock.graph.trace import Capture
-from penstock.job import AS_IT_IS, Job
+from penstock.job import Job
 from penstock.program.codes import COMPUTE
 from penstock.program.program import Program, Reduce
 from penstock.runtime import bind
@@ -41,12 +42,11 @@ from penstock.runtime.optimizer import optimizers_of
 from penstock.runtime.packing import Packing, packing_of
 from penstock.runtime.reader import Reader, ReadOrder
 from penstock.runtime.shards import Sharers, StageShard
-from penstock.runtime.transport import Transport
-from penstock.runtime.transport.transport import Post, Send, Wait
+from penstock.runtime.transport.transport import Post, Send, Transport, Wait
 from penstock.runtime.weights import StageWeights
 from penstock.schedule.grid import Grid
 from penstock.schedule.orders import B
-from penstock.timeline import LANES, Span
+from penstock.timeline.spans import LANES, Span
 
 FunctionKey = tuple[int, SegmentKind, bool]  # stage, kind, and whether it asks for parameters
 

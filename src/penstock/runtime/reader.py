@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from penstock import _compat
-from penstock.batches import ReadNumbers, read
+from penstock.batches.reads import ReadNumbers, read
 from penstock.errors import RunError
 from penstock.graph.contents import own_apart
 from penstock.job import Job

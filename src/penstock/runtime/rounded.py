@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from penstock import _compat
+from penstock.bits import AS_IT_IS
 from penstock.device import here
 from penstock.graph.code import Function, function_of
 from penstock.graph.stages import Segment, Stages
 from penstock.graph.trace import Capture
 from penstock.graph.wire import is_packed, row_length
-from penstock.job import AS_IT_IS
 from penstock.program.codes import SEND
 from penstock.program.program import Program
 from penstock.runtime.parts import sliced, whole

@@ -19,8 +19,8 @@ from penstock.graph.code import function_of
 from penstock.graph.stages import Stages
 from penstock.graph.trace import Capture
 from penstock.job import Job
-from penstock.profile import Profile
 from penstock.profile.noise import NoiseTold
+from penstock.profile.profile import Profile
 from penstock.program.program import Program
 from penstock.runtime import checkpoint
 from penstock.runtime.emulate import sleeping
@@ -30,7 +30,9 @@ from penstock.runtime.sampler import Samples
 from penstock.runtime.saver import Saves
 from penstock.runtime.windows import Windows, repeated
 from penstock.runtime.worker import RankResult, Report, Task, work
-from penstock.timeline import Breakdown, Timeline, breakdown_of_ranks
+from penstock.timeline.breakdown import Breakdown
+from penstock.timeline.spent import breakdown_of_ranks
+from penstock.timeline.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True, eq=False)

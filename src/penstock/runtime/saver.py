@@ -30,8 +30,8 @@ from penstock.runtime import checkpoint, folders
 from penstock.runtime.beside import Beside, WriterGoneError
 from penstock.runtime.control import Control
 from penstock.runtime.snapshot import described
-from penstock.runtime.transport import Transport, TransportError
 from penstock.runtime.transport.shared_memory import host_key
+from penstock.runtime.transport.transport import Transport, TransportError
 from penstock.runtime.writer import DROP, LOST, Order, Reply
 
 State = tuple[Mapping[str, Tensor], Mapping[str, object]]  # tensors and plain values by key

@@ -33,7 +33,7 @@ from penstock.job import Job
 from penstock.runtime.copies import Move
 from penstock.runtime.flat import Flat, all_views, count_of
 from penstock.runtime.narrow_sums import scatter_over
-from penstock.runtime.transport import Transport
+from penstock.runtime.transport.transport import Transport
 
 _ALIGN_BYTES = 64  # a cache line
 _BY_ELEMENT = {

@@ -18,14 +18,14 @@ import torch
 from torch import nn
 
 from penstock._compat import pytree
-from penstock.batches import Endless
+from penstock.batches.reads import Endless
 from penstock.device import here
 from penstock.errors import JobError
 from penstock.graph.batch import count
 from penstock.graph.trace import loss_and_figures, on_device
 from penstock.job import Batch, Job
 from penstock.runtime import checkpoint
-from penstock.runtime.transport import Transport
+from penstock.runtime.transport.transport import Transport
 
 _ALIVE_S = 60.0  # after which ranks that wait are told that it goes on: torch gives up on silence
 _MORE = b"more"

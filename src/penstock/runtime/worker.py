@@ -23,6 +23,7 @@ from penstock import _compat
 from penstock._compat import MemoryEvent
 from penstock.device import here, of
 from penstock.errors import RunError
+from penstock.files import cache_folder
 from penstock.graph.code import Function, function_of
 from penstock.graph.fuse import fused_function_of
 from penstock.graph.stages import Segment, SegmentKind, Stages
@@ -30,7 +31,6 @@ from penstock.graph.trace import Capture
 from penstock.heap import keep_freed_memory
 from penstock.job import Job
 from penstock.profile.noise import EVERY, NoiseTold
-from penstock.profile.store import code_folder
 from penstock.program.codes import COMPUTE
 from penstock.program.program import Program
 from penstock.runtime import checkpoint
@@ -49,14 +49,15 @@ from penstock.runtime.rank import FunctionKey, Rank
 from penstock.runtime.sampler import Sampler, Samples
 from penstock.runtime.saver import SavePolicy, Saver, Saves, State, saving
 from penstock.runtime.saver import save as save
-from penstock.runtime.transport import Transport
 from penstock.runtime.transport.shared_memory import host_key
+from penstock.runtime.transport.transport import Transport
 from penstock.runtime.validate import validate
 from penstock.runtime.weights import load_model
 from penstock.runtime.windows import Windows
 from penstock.schedule.orders import KINDS, Kind
 from penstock.taken import Taken, counted
-from penstock.timeline import Held, Span, Spent
+from penstock.timeline.spans import Held, Span
+from penstock.timeline.spent import Spent
 
 Report = Callable[[StepResult], None]
 _WINDOWS_KEPT = 32  # whose marks are kept, to choose a typical one from
@@ -133,7 +134,7 @@ class Task:
     def make(self) -> Callable[..., Function]:
         """Return what makes a segment's function on a rank."""
         if self.compiled:
-            return partial(fused_function_of, folder=code_folder())
+            return partial(fused_function_of, folder=cache_folder("compiled"))
         return self.function_of
 
     def compile_ahead(self) -> "Task":

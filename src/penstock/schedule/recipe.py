@@ -22,9 +22,12 @@ import numpy as np
 
 from penstock.errors import ScheduleError
 from penstock.files import Json
-from penstock.schedule import SYNCHRONOUS, WITH_LINKS, Schedule, Seconds, find
+from penstock.schedule import WITH_LINKS, find
+from penstock.schedule.greedy import Seconds
 from penstock.schedule.orders import F
 from penstock.schedule.refine import check_units, refine, words_of_units
+from penstock.schedule.schedule import Schedule
+from penstock.schedule.weight_rule import SYNCHRONOUS
 from penstock.typed import MisfitError, typed
 
 _SIZES = ("num_stages", "num_micro_batches", "num_ranks", "num_steps")

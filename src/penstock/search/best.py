@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-from penstock.cluster import Cluster
+from penstock.cluster.cluster import Cluster
 from penstock.errors import PlanError
 from penstock.graph.graph import Graph
 from penstock.graph.traced import Traced
-from penstock.plan import Plan
-from penstock.profile import Profiles
+from penstock.plan.plan import Plan
+from penstock.profile.kinds import Profiles
 from penstock.search.candidate import Objective
 from penstock.search.search import search as search_all
 from penstock.search.shapes import Fixed

@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from penstock.graph.cut import cut
 from penstock.graph.graph import Graph
 from penstock.graph.owners import owners_of
-from penstock.profile import Profile
-from penstock.schedule import Schedule
+from penstock.profile.profile import Profile
 from penstock.schedule.orders import KINDS, B, F, I, U, W
+from penstock.schedule.schedule import Schedule
 
 Floats = NDArray[np.float64]
 

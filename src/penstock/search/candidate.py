@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock.plan import Plan
+from penstock.plan.plan import Plan
 
 Objective = Literal["time", "cost", "memory"]
 

@@ -13,10 +13,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from penstock.plan import Plan
+from penstock.plan.plan import Plan
 from penstock.program.codes import COST_ROW, OFFLOAD, RELOAD
-from penstock.schedule import Seconds
 from penstock.schedule.exact_offload import Copies, exact_offload
+from penstock.schedule.greedy import Seconds
 from penstock.schedule.orders import F, I, W
 from penstock.schedule.recipe import Recipe
 from penstock.schedule.zb_greedy import zb_greedy

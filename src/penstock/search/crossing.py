@@ -5,11 +5,11 @@ from itertools import combinations
 
 import numpy as np
 
-from penstock.cluster import Cluster
+from penstock.cluster.cluster import Cluster
 from penstock.cluster.regions import Floats, Groups, capability_of, regions
-from penstock.plan import Decision, Plan
+from penstock.plan.lower import lower_plan
+from penstock.plan.plan import Decision, Plan
 from penstock.program.codes import SEND
-from penstock.program.lower_plan import lower_plan
 from penstock.program.program import Program
 from penstock.search.judge import Judge
 from penstock.units import format_bytes

@@ -19,8 +19,9 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from penstock.graph.stages import Recompute
-from penstock.plan import Offloaded, Plan, is_asynchronous
+from penstock.plan.plan import Plan, is_asynchronous
 from penstock.program.codes import COPIED, COST_ROW, OFFLOAD, RELOAD
+from penstock.program.passes.offload import Offloaded
 from penstock.schedule.orders import B, F, I, U, W
 from penstock.schedule.recipe import copied_of
 from penstock.search.candidate import Candidate

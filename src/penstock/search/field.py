@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from penstock.plan import Plan
+from penstock.plan.plan import Plan
 from penstock.search.candidate import Candidate, Objective
 from penstock.search.judge import Judge
 from penstock.search.recompute import as_needed, keeps_all

@@ -22,16 +22,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from penstock.cluster import Cluster, Host, Link
+from penstock.cluster.cluster import Cluster, Host, Link
 from penstock.cluster.order import placed
 from penstock.errors import PlanError
 from penstock.graph.graph import Graph
-from penstock.plan import Decision, Plan, plan_by_hand
-from penstock.profile import Profile, Profiles
-from penstock.profile.kinds import as_tuple, place_of
-from penstock.program.of_plan import lower
+from penstock.plan.of_plan import lower
+from penstock.plan.plan import Decision, Plan, plan_by_hand
+from penstock.profile.kinds import Profiles, as_tuple, place_of
+from penstock.profile.profile import Profile
 from penstock.simulate.of_program import simulate
-from penstock.timeline import peak_bytes, step_s
+from penstock.timeline.timeline import peak_bytes, step_s
 from penstock.units import format_bytes, format_seconds
 
 _WINDOWS = 8, 24  # batches; what 16 more take is a stream's time

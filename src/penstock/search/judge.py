@@ -17,23 +17,23 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.cluster import Cluster
+from penstock.cluster.cluster import Cluster
 from penstock.cluster.order import placed
 from penstock.errors import GraphError, ProgramError, ScheduleError
 from penstock.graph.graph import Graph
 from penstock.graph.stages import Stages
 from penstock.graph.wire import message_bytes, summed_bytes
-from penstock.plan import Plan, is_asynchronous, schedule_of
-from penstock.profile import Profiles
-from penstock.profile.kinds import as_tuple, places_of
-from penstock.program.lower_plan import bits_of, lower_plan, stages_of
+from penstock.plan.lower import bits_of, lower_plan, stages_of
+from penstock.plan.plan import Plan, is_asynchronous, schedule_of
+from penstock.profile.kinds import Profiles, as_tuple, places_of
 from penstock.program.program import Program
 from penstock.rules.ruled import FREE, Ruled
-from penstock.schedule import Schedule, weight_copies
+from penstock.schedule.figures import weight_copies
 from penstock.schedule.recipe import AnySchedule
+from penstock.schedule.schedule import Schedule
 from penstock.search.bounds import ActionCounts, Pieces, counts_of, longest_s, pieces_of
 from penstock.search.candidate import Candidate, Objective
-from penstock.simulate import Costs, Memory, long_run, simulate
+from penstock.simulate.costs import Costs, Memory
 from penstock.simulate.guards import with_guards
 from penstock.simulate.memory import most_held
 from penstock.simulate.price import (
@@ -47,8 +47,9 @@ from penstock.simulate.price import (
     memory_on,
     ways_of,
 )
+from penstock.simulate.simulate import long_run, simulate
 from penstock.simulate.suited import Setting, bare, suited, takes_seconds
-from penstock.timeline import Timeline, peak_bytes, step_s
+from penstock.timeline.timeline import Timeline, peak_bytes, step_s
 from penstock.units import format_bytes
 
 _WINDOW = 8  # steps over which an asynchronous schedule is simulated

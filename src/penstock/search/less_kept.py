@@ -19,8 +19,8 @@ from typing import NamedTuple
 from penstock.graph.cut_points import block_ends
 from penstock.graph.keeping import Keeping, keepings_of
 from penstock.graph.stages import Recompute
-from penstock.plan import Plan
-from penstock.schedule import reads_alike
+from penstock.plan.plan import Plan
+from penstock.schedule.figures import reads_alike
 from penstock.search.candidate import Candidate
 from penstock.search.field import Field
 from penstock.search.judge import Judge

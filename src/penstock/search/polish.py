@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from penstock.graph.graph import Graph
-from penstock.plan import Plan
-from penstock.schedule import Schedule
+from penstock.plan.plan import Plan
 from penstock.schedule.recipe import has_window
+from penstock.schedule.schedule import Schedule
 from penstock.search.candidate import Candidate, Objective
 from penstock.search.field import Effort
 from penstock.search.judge import Judge

@@ -5,14 +5,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from penstock.cluster import Host
+from penstock.bits import AS_IT_IS
+from penstock.cluster.cluster import Host
 from penstock.graph.graph import Graph
 from penstock.graph.memory import moved
 from penstock.graph.wire import error_bound, message_bytes, summed_bytes
-from penstock.job import AS_IT_IS
-from penstock.plan import By, Decision, Offloaded, Plan, Sharding, repeats_all
-from penstock.profile import Profile
-from penstock.schedule import peak_activations
+from penstock.plan.plan import By, Decision, Plan, repeats_all
+from penstock.profile.profile import Profile
+from penstock.program.passes.offload import Offloaded
+from penstock.program.passes.shard import Sharding
+from penstock.schedule.figures import peak_activations
 from penstock.schedule.orders import B
 from penstock.schedule.recipe import Recipe, any_schedule, copied_of, has_window, name_of, trains
 from penstock.search.balance import seconds_before

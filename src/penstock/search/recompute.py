@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.plan import Plan, is_asynchronous
+from penstock.plan.plan import Plan, is_asynchronous
 from penstock.schedule.orders import F
 from penstock.search.judge import Judge
 from penstock.simulate.memory import most_held

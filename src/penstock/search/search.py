@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from penstock.cluster import Cluster
+from penstock.cluster.cluster import Cluster
 from penstock.cluster.regions import regions_of
 from penstock.errors import MemoryShortError, PlanError
 from penstock.graph.graph import Graph
-from penstock.plan import Offloaded, Plan, Prediction, Sharding, decide, plan_by_hand
-from penstock.profile import Profiles
+from penstock.plan.plan import Plan, Prediction, decide, plan_by_hand
+from penstock.profile.kinds import Profiles
+from penstock.program.passes.offload import Offloaded
 from penstock.program.passes.receive_early import early_on
+from penstock.program.passes.shard import Sharding
 from penstock.rules.rewrite import made_to_keep
 from penstock.rules.ruled import ruled
 from penstock.schedule.recipe import Recipe, any_schedule, name_of, trains
@@ -34,7 +36,7 @@ from penstock.search.shapes import Fixed, Shape, nothing_fits, shapes
 from penstock.search.sharded import with_shards
 from penstock.search.simplest import exactest, simplest, why_simplest
 from penstock.search.turns import by_speed
-from penstock.timeline import Timeline
+from penstock.timeline.timeline import Timeline
 from penstock.units import KiB, format_bytes
 
 _Floats = tuple[float, ...]

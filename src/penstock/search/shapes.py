@@ -5,14 +5,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeGuard
 
-from penstock.cluster import Cluster
+from penstock.bits import AS_IT_IS
+from penstock.cluster.cluster import Cluster
 from penstock.cluster.order import host_orders, placed
 from penstock.errors import PlanError, ScheduleError
 from penstock.graph.graph import Graph
-from penstock.job import AS_IT_IS, Precision
-from penstock.plan import Buffers, Offloaded
-from penstock.rules import Rule
-from penstock.schedule import SCHEDULES, Schedule
+from penstock.job import Precision
+from penstock.plan.plan import Buffers
+from penstock.program.passes.offload import Offloaded
+from penstock.rules.rule import Rule
+from penstock.schedule import SCHEDULES
 from penstock.schedule.dapple import dapple, turns_of
 from penstock.schedule.grid import evenly, unlike
 from penstock.schedule.recipe import (
@@ -28,6 +30,7 @@ from penstock.schedule.recipe import (
     units_of,
     words_of,
 )
+from penstock.schedule.schedule import Schedule
 from penstock.schedule.weight_rule import words_of_ranks
 
 _ALL_WAYS = 6  # ranks, of which every way to divide them among stages is tried

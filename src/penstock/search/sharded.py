@@ -19,7 +19,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from penstock.graph.cut_points import block_ends
-from penstock.plan import Plan, Sharding, is_asynchronous
+from penstock.plan.plan import Plan, is_asynchronous
+from penstock.plan.reshape import Counts, reshaped
+from penstock.program.passes.shard import Sharding
 from penstock.schedule.breadth_first import breadth_first
 from penstock.schedule.recipe import Recipe
 from penstock.search.candidate import Candidate
@@ -79,15 +81,8 @@ def in_units(judge: Judge, plan: Plan) -> Plan:
     ends = tuple(end for end in block_ends(graph) if end not in judge.rules.forbidden)
     if not ends:
         return plan
-    stages = len(ends) + 1
-    return replace(
-        plan,
-        cuts=ends,
-        cut_names=tuple(graph.cut_points[end].name for end in ends),
-        schedule=Recipe(breadth_first.__name__),
-        recompute=plan.recompute[:1] * stages,
-        offload=plan.offload[:1] * stages,
-    )
+    counts = Counts(ends, Recipe(breadth_first.__name__), plan.num_ranks, plan.grid.shares)
+    return reshaped(plan, graph, counts)
 
 
 def _fitted(judge: Judge, plan: Plan) -> Candidate:

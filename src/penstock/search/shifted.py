@@ -13,12 +13,12 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from penstock.plan import Plan, is_asynchronous
-from penstock.program.lower_plan import lower_plan
+from penstock.plan.lower import lower_plan
+from penstock.plan.plan import Plan, is_asynchronous
 from penstock.program.program import Program
-from penstock.schedule import Schedule
 from penstock.schedule.grid import evenly, unlike
 from penstock.schedule.recipe import has_window
+from penstock.schedule.schedule import Schedule
 from penstock.search.candidate import Candidate
 from penstock.search.judge import Judge
 from penstock.search.turns import other_turns

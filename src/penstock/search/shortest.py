@@ -12,10 +12,14 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.errors import ScheduleError
-from penstock.schedule import KINDS, SCHEDULES, Builder, Schedule, Seconds, peak_activations
+from penstock.schedule import SCHEDULES, Builder
 from penstock.schedule.anneal import annealed
-from penstock.schedule.greedy import least_step_s
-from penstock.simulate import step_seconds, table_of
+from penstock.schedule.figures import peak_activations
+from penstock.schedule.greedy import Seconds, least_step_s
+from penstock.schedule.orders import KINDS
+from penstock.schedule.schedule import Schedule
+from penstock.simulate.batch import step_seconds
+from penstock.simulate.table import table_of
 
 _MOVES, _ACTIONS = 200_000, 40_000_000  # in a round at most: moves, and actions looked at
 _FEWEST_MOVES = 200

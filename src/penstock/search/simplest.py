@@ -11,9 +11,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from penstock.bits import AS_IT_IS
 from penstock.graph.wire import wire_choices
-from penstock.job import AS_IT_IS
-from penstock.plan import Decision, Plan
+from penstock.plan.plan import Decision, Plan
 from penstock.schedule.orders import F
 from penstock.schedule.recipe import copied_of, name_of
 from penstock.search.candidate import Candidate, Objective

@@ -12,7 +12,7 @@ from fractions import Fraction
 from math import lcm
 
 from penstock.errors import ScheduleError
-from penstock.plan import Plan
+from penstock.plan.plan import Plan
 from penstock.schedule.dapple import turns_of, words_of_turns
 from penstock.schedule.recipe import Recipe, built
 from penstock.search.judge import Judge

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
+from penstock.bits import AS_IT_IS
 from penstock.errors import GraphError, PlanError, ProfileError, ScheduleError
 from penstock.graph.graph import Graph
-from penstock.job import AS_IT_IS
-from penstock.plan import Plan, is_asynchronous, plan_by_hand
+from penstock.plan.plan import Plan, is_asynchronous
+from penstock.plan.reshape import Counts, reshaped
 from penstock.rules.rewrite import made_to_keep, rewritten
 from penstock.rules.rule import Rule
 from penstock.rules.ruled import Ruled, Said
@@ -130,27 +131,14 @@ def _as_replicas(graph: Graph, plan: Plan, replicas: int) -> Plan | None:
     if is_it or plan.step_micro_batches < replicas or not trains(plan.schedule):
         return None
     shares = evenly(plan.step_micro_batches, replicas)
-    made = plan_by_hand(
-        graph,
-        [],
-        "one_f_one_b",
-        num_micro_batches=max(shares),
-        replicas=replicas,
-        clip=plan.clip,
-        shares=shares,
-    )
-    hosts = plan.hosts if replicas == plan.total_ranks else ()
-    buffers = "exact" if plan.buffers == "one copy" else plan.buffers
-    return replace(made, joined=plan.joined, buffers=buffers, hosts=hosts, early=0)
+    return reshaped(plan, graph, Counts((), Recipe("one_f_one_b"), 1, shares))
 
 
 def _as_pipeline(judge: Judge, plan: Plan) -> Plan:
     cuts = balanced_cuts(judge.graph, judge.profiles[0].op_s, plan.total_ranks)
-    made = plan_by_hand(
-        judge.graph, cuts, "one_f_one_b", num_micro_batches=plan.step_micro_batches, clip=plan.clip
-    )
-    more = {"joined": plan.joined, "buffers": plan.buffers, "hosts": plan.hosts}
-    return replace(made, **more, early=plan.early)
+    shares = (plan.step_micro_batches,)
+    counts = Counts(tuple(cuts), Recipe("one_f_one_b"), plan.total_ranks, shares)
+    return reshaped(plan, judge.graph, counts)
 
 
 def _evenly_cut(graph: Graph, plan: Plan) -> Plan | None:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from penstock.errors import PlanError
 from penstock.graph.cut_points import block_ends
 from penstock.graph.graph import Graph
-from penstock.plan import Plan, divided
+from penstock.plan.plan import Plan, divided
 from penstock.rules.rewrite import made_to_keep
 from penstock.search.candidate import Candidate
 from penstock.search.judge import Judge

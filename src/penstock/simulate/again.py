@@ -13,13 +13,15 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.errors import PlanError
-from penstock.plan import Offloaded
 from penstock.program.codes import COST_ROW, OFFLOAD, RELOAD, WORKS
-from penstock.schedule import Action, Orders, Schedule, Seconds, peak_activations
+from penstock.program.passes.offload import Offloaded
 from penstock.schedule.exact_offload import Copies, exact_offload
 from penstock.schedule.far import FarCopy
-from penstock.schedule.orders import F, I, W
+from penstock.schedule.figures import peak_activations
+from penstock.schedule.greedy import Seconds
+from penstock.schedule.orders import Action, F, I, Orders, W
 from penstock.schedule.recipe import built, copied_of
+from penstock.schedule.schedule import Schedule
 from penstock.simulate.recorded import UNDER_WAY
 from penstock.simulate.what_if import Change, Run, lowered
 

@@ -23,7 +23,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from penstock.cluster import Cluster
+from penstock.cluster.cluster import Cluster
 from penstock.errors import ProfileError
 from penstock.program.codes import COPIES, COST_ROW, REDUCE, SEND, WORKS
 from penstock.program.instructions import Reduce

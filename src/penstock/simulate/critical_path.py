@@ -43,7 +43,8 @@ from penstock.program.codes import (
 from penstock.program.program import Program
 from penstock.simulate.matched import Bools, Floats, Matched, match, members, sends_read
 from penstock.simulate.replay import arrivals
-from penstock.timeline import SPAN_KINDS, SpanKind, Timeline
+from penstock.timeline.spans import SPAN_KINDS, SpanKind
+from penstock.timeline.timeline import Timeline
 
 Reason = Literal["compute", "update", "copy", "message", "collective", "idle"]
 REASONS: tuple[Reason, ...] = ("compute", "update", "copy", "message", "collective", "idle")

@@ -10,12 +10,12 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from penstock.cluster import Cluster
+from penstock.cluster.cluster import Cluster
 from penstock.graph.graph import Graph
 from penstock.graph.stages import Stages
-from penstock.plan import Guarding
-from penstock.profile import Profile
+from penstock.profile.profile import Profile
 from penstock.program.alone import alone
+from penstock.program.instructions import Guarding
 from penstock.program.program import Program
 from penstock.simulate.costs import Costs, Memory
 from penstock.simulate.prepare import exchange_s

@@ -19,7 +19,8 @@ from penstock.program.instructions import TABLE
 from penstock.program.program import Program
 from penstock.program.wiring import wire
 from penstock.schedule.orders import F, W
-from penstock.timeline import LANES, Timeline
+from penstock.timeline.spans import LANES
+from penstock.timeline.timeline import Timeline
 
 Bools: TypeAlias = NDArray[np.bool_]
 Floats: TypeAlias = NDArray[np.float64]

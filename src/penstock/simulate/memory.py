@@ -39,7 +39,7 @@ from penstock.schedule.orders import B, F, I, IntArray, U, W
 from penstock.schedule.schedule import Schedule
 from penstock.simulate.costs import Memory, with_copies
 from penstock.simulate.price import DeviceMemory
-from penstock.timeline import MemoryCurve
+from penstock.timeline.spans import MemoryCurve
 
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int32]

@@ -1,21 +1,20 @@
 """Simulate a program by a profile: the stages that it was lowered from are priced first."""
 
-from penstock.cluster import Cluster
+from penstock.cluster.cluster import Cluster
 from penstock.cluster.order import placed
 from penstock.errors import ProfileError
-from penstock.plan import schedule_of
-from penstock.profile import Profiles
-from penstock.profile.kinds import as_tuple, places_of
-from penstock.program.of_plan import origin_of
+from penstock.plan.of_plan import origin_of
+from penstock.plan.plan import schedule_of
+from penstock.profile.kinds import Profiles, as_tuple, places_of
 from penstock.program.program import Program
-from penstock.schedule import weight_copies
+from penstock.schedule.figures import weight_copies
 from penstock.simulate.costs import Costs, Memory
 from penstock.simulate.guards import with_guards
 from penstock.simulate.prepare import Seconds
 from penstock.simulate.price import by_rank, costs_of, held_of, memory_on, ways_of
 from penstock.simulate.recorded import Recorded
 from penstock.simulate.simulate import simulate as simulate_costs
-from penstock.timeline import Timeline
+from penstock.timeline.timeline import Timeline
 
 
 def simulate(

@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.cluster import Cluster
+from penstock.cluster.cluster import Cluster
 from penstock.errors import ClusterError
 from penstock.program.codes import (
     BEGIN_OFFLOAD,

@@ -22,13 +22,13 @@ from penstock.graph.memory import (
 from penstock.graph.parts import key_in
 from penstock.graph.stages import Segment, SegmentKind, Stage, Stages
 from penstock.graph.wire import is_packed
-from penstock.profile import Profile, Profiles
-from penstock.profile.kinds import as_tuple
-from penstock.profile.profile import FusedCost
+from penstock.profile.kinds import Profiles, as_tuple
+from penstock.profile.profile import FusedCost, Profile
 from penstock.program.codes import COPIED, COST_ROW, NUM_COSTS, OFFLOAD, RELOAD
 from penstock.program.program import Program
-from penstock.schedule import Schedule, made_in_passing
+from penstock.schedule.figures import made_in_passing
 from penstock.schedule.orders import KINDS, F, Kind
+from penstock.schedule.schedule import Schedule
 from penstock.simulate.costs import Costs, Memory
 
 _PART_ROWS = tuple(COST_ROW[op, KINDS.index(of)] for op in (OFFLOAD, RELOAD) for of in "UW")

@@ -57,7 +57,7 @@ from penstock.simulate.matched import (
     sends_read,
 )
 from penstock.simulate.recorded import READING, SENDING, UNDER_WAY, Recorded
-from penstock.timeline import Timeline
+from penstock.timeline.timeline import Timeline
 
 
 def record(program: Program, timeline: Timeline) -> Recorded:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.cluster import Cluster
+from penstock.cluster.cluster import Cluster
 from penstock.program.codes import COST_ROW, WORKS
 from penstock.program.program import Program
 from penstock.simulate.costs import with_copies

@@ -31,7 +31,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.cluster import Cluster
+from penstock.cluster.cluster import Cluster
 from penstock.errors import ProgramError
 from penstock.program.codes import JOINS, RECEIVE, SEND, SPAN_OF, WORKS, excerpt
 from penstock.program.instructions import TABLE
@@ -42,7 +42,8 @@ from penstock.simulate.memory import account, curve_of
 from penstock.simulate.prepare import Seconds, among, job_of, offsets_of
 from penstock.simulate.recorded import Recorded
 from penstock.simulate.sharing import alone_s, crowded, shared_s
-from penstock.timeline import LANES, MemoryCurve, Spans, Timeline, Totals
+from penstock.timeline.spans import LANES, MemoryCurve, Spans, Totals
+from penstock.timeline.timeline import Timeline
 
 META = (("clock", "simulated"),)
 _ALIKE = 1e-9  # of a step: what it adds to two ranks, for them to be in step

@@ -6,14 +6,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.cluster import Cluster
+from penstock.cluster.cluster import Cluster
 from penstock.graph.graph import Graph
 from penstock.graph.stages import Stages
 from penstock.graph.wire import summed_bytes
-from penstock.plan import Plan, schedule_of
-from penstock.schedule import KINDS, Schedule, Seconds
-from penstock.schedule.orders import B, F, I, W
+from penstock.plan.plan import Plan, schedule_of
+from penstock.schedule.greedy import Seconds
+from penstock.schedule.orders import KINDS, B, F, I, W
 from penstock.schedule.recipe import Recipe
+from penstock.schedule.schedule import Schedule
 from penstock.simulate.costs import Costs
 
 _DIGITS = 3  # so that a plan can be read, and stays the same where a measurement hardly changes

@@ -12,14 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.cluster import Cluster, DeviceKind
+from penstock.cluster.cluster import Cluster, DeviceKind
 from penstock.errors import PlanError
 from penstock.graph.graph import Graph
-from penstock.plan import Plan, is_asynchronous
-from penstock.profile import Profiles
-from penstock.profile.kinds import as_tuple, places_of
+from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.plan import Plan, is_asynchronous
+from penstock.profile.kinds import Profiles, as_tuple, places_of
 from penstock.program.codes import COMPUTE, COST_ROW, REDUCE, WORKS
-from penstock.program.lower_plan import lower_plan, stages_of
 from penstock.program.program import Program
 from penstock.schedule import SCHEDULES
 from penstock.schedule.orders import KINDS, Kind
@@ -41,7 +40,8 @@ from penstock.simulate.recorded import UNDER_WAY, Recorded
 from penstock.simulate.replay import record
 from penstock.simulate.simulate import simulate
 from penstock.simulate.suited import Setting, suited, takes_seconds
-from penstock.timeline import SPAN_KINDS, Timeline, step_s
+from penstock.timeline.spans import SPAN_KINDS
+from penstock.timeline.timeline import Timeline, step_s
 
 WINDOW = 8  # steps of an asynchronous schedule, where the run drained after each
 

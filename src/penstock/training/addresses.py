@@ -14,9 +14,11 @@ from typing import NamedTuple
 from penstock.elastic.words import Where
 from penstock.errors import RunError
 from penstock.files import read_json
-from penstock.plan import Plan
+from penstock.plan.plan import Plan
+from penstock.profile.noise import EVERY as NOISE_EVERY
 from penstock.runtime.folders import Keep
 from penstock.training.goal import Goal
+from penstock.training.loading import JobTerms
 from penstock.training.windows import CheckpointInterval
 from penstock.typed import damage, typed
 
@@ -31,6 +33,8 @@ class RunTerms(NamedTuple):
     mirror:   URL at which the folder is kept, too; "": nowhere else.
     audits:   whether members keep steps for audits.
     forgets:  whether they go on without what no checkpoint holds.
+    job:      what makes its job besides the text that names it.
+    validate_every, noise_every: steps after which ranks validate, and watch their gradients' noise.
     """
 
     every: CheckpointInterval = CheckpointInterval()
@@ -40,6 +44,9 @@ class RunTerms(NamedTuple):
     mirror: str = ""
     audits: bool = False
     forgets: bool = False
+    job: JobTerms = JobTerms()
+    validate_every: int = 0
+    noise_every: int = NOISE_EVERY
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from penstock.batches import ReadNumbers, read
 from penstock.batches.how import own_random
+from penstock.batches.reads import ReadNumbers, read
 from penstock.errors import JobError, PenstockError
 from penstock.graph.contents import flatten
 from penstock.graph.functional import where

@@ -8,9 +8,10 @@ from typing import get_args
 
 from penstock.errors import PlanError, ScheduleError
 from penstock.job import Job
-from penstock.plan import Offloaded, Units
-from penstock.schedule import Schedule
+from penstock.plan.plan import Units
+from penstock.program.passes.offload import Offloaded
 from penstock.schedule.recipe import AnySchedule, Recipe, any_schedule, has_window, name_of
+from penstock.schedule.schedule import Schedule
 from penstock.units import GB, KB, MB, TB, GiB, KiB, MiB, TiB
 
 OFFLOAD_HELP = (

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from penstock.errors import RunError
 from penstock.files import finite, write_text
-from penstock.plan import Plan, is_asynchronous
+from penstock.plan.plan import Plan, is_asynchronous
 from penstock.runtime import checkpoint
 from penstock.runtime.audited import MOST_STEPS, Audits
 from penstock.schedule.recipe import trains
@@ -280,7 +280,7 @@ def gone_back_to_start(session: "Session") -> None:
 
 def is_right_eagerly(session: "Session", found: "Examined", audit: Audit) -> bool:
     """Return whether eager replicas make the step that differed as the plain loop does."""
-    from penstock.cluster import Cluster
+    from penstock.cluster.cluster import Cluster
     from penstock.runtime.eager import replicas_of
     from penstock.runtime.launch import run_processes
     from penstock.training.prove import prove_eager

@@ -21,7 +21,8 @@ from penstock.errors import PlanError
 from penstock.files import read_json, write_text
 from penstock.graph.merge import ahead
 from penstock.job import Job
-from penstock.plan import Plan
+from penstock.plan.plan import Plan
+from penstock.plan.reshape import Counts, reshaped
 from penstock.training.losses import PlanBasis, committing
 from penstock.typed import damage, typed
 
@@ -88,11 +89,11 @@ def plans_by_ranks(plan: Plan, ways: PlanBasis) -> dict[int, Plan]:
     Raises:   PlanError: see `check_by_ranks`.
     """
     check_by_ranks(plan)
-    found: dict[int, Plan] = {}
+    graph, found = ways.way(plan).captured.graph, dict[int, Plan]()
     for count in range(1, plan.replicas + 1):
-        own = replace(plan, replicas=count, hosts=plan.hosts if count == plan.replicas else ())
-        alone = count == 1 and plan.buffers == "per replica"
-        found[count] = committing(replace(own, buffers="exact") if alone else own, ways)
+        shares = (plan.num_micro_batches,) * count
+        counts = Counts(plan.cuts, plan.schedule, plan.num_ranks, shares)
+        found[count] = committing(reshaped(plan, graph, counts), ways)
     return found
 
 

@@ -9,28 +9,23 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.cluster import Cluster
+from penstock.cluster.cluster import Cluster
 from penstock.cluster.order import placed
 from penstock.errors import GraphError, MemoryShortError, PlanError
 from penstock.graph.graph import Graph
 from penstock.job import Job
-from penstock.plan import Decision, Plan, Prediction, Units, check_fits, decide
+from penstock.plan.plan import Decision, Plan, Prediction, Units, check_fits, decide
 from penstock.profile.kinds import save_profiles
 from penstock.program.passes.receive_early import early_on
-from penstock.rules import Rule, rewritten
+from penstock.rules.rewrite import rewritten
+from penstock.rules.rule import Rule
 from penstock.rules.ruled import ruled
 from penstock.schedule.recipe import Recipe
-from penstock.search import (
-    Candidate,
-    Fixed,
-    Objective,
-    SearchResult,
-    Tally,
-    evaluate,
-    front_of,
-    search,
-)
+from penstock.search.candidate import Candidate, Objective
+from penstock.search.field import Tally, front_of
 from penstock.search.judge import Judge
+from penstock.search.search import SearchResult, evaluate, search
+from penstock.search.shapes import Fixed
 from penstock.search.simplest import ERROR
 from penstock.search.units import in_best_units
 from penstock.taken import Taken
@@ -45,7 +40,7 @@ _WORTH = 0.02  # of a step: what units have to gain where nobody asked for them
 
 if TYPE_CHECKING:
     from penstock.graph.trace import Capture
-    from penstock.profile import Profile
+    from penstock.profile.profile import Profile
 
     Profiling = Callable[[Capture, Job, Cluster, Listener], tuple[Profile, ...]]
 
@@ -263,7 +258,7 @@ def for_plan(
 
     Raises:   PlanError: the plan does not fit the job.
     """
-    from penstock.runtime.buffers import check_chosen
+    from penstock.training.buffers import check_chosen
 
     planned = plan.job_micro_batches
     if planned != job.micro_batches:

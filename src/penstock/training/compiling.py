@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from penstock.plan import By, Decision, Plan
+from penstock.plan.plan import By, Decision, Plan
 from penstock.schedule.recipe import Recipe
 from penstock.search.judge import Judge
 from penstock.training.choose import Choice, Machines, decided, predicted
@@ -20,7 +20,7 @@ from penstock.training.trial import Timer, tried
 from penstock.units import format_seconds
 
 if TYPE_CHECKING:
-    from penstock.profile import Profile
+    from penstock.profile.profile import Profile
 
 _LOAD_S, _FIRST_S, _OP_S = 3.0, 9.0, 0.12  # from disk; before and for each op (docs/compiled.md)
 _MOST = 0.6  # of the seconds of ops that are no products: what compiling them saves at most

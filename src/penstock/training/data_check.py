@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.batches import started
 from penstock.batches.how import own_random
+from penstock.batches.reads import started
 from penstock.device import here
 from penstock.errors import JobError, PenstockError
 from penstock.graph.code import SeededRandom, micro_batch_seed

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, final
 
-from penstock.batches import Data, ReadNumbers, read
+from penstock.batches.reads import Data, ReadNumbers, read
 from penstock.graph.contents import flatten
 from penstock.runtime.digest import digest_of as digest_of
 

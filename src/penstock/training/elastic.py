@@ -21,11 +21,12 @@ from penstock.elastic.views import Left
 from penstock.elastic.words import Cursor, HeldTensor, View
 from penstock.errors import PlanError
 from penstock.graph.parts import key_in
-from penstock.plan import Plan, Prediction, is_asynchronous, name_of
-from penstock.program.lower_plan import lower_plan
+from penstock.plan.lower import lower_plan
+from penstock.plan.plan import Plan, Prediction, is_asynchronous
 from penstock.program.program import Program
 from penstock.runtime import checkpoint, folders
 from penstock.runtime.windows import repeated
+from penstock.schedule.recipe import name_of
 from penstock.schedule.recipe import words_of as words_of_schedule
 from penstock.search.judge import Judge
 from penstock.search.shifted import keeps_state, shifted

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.cluster import Cluster
+from penstock.cluster.cluster import Cluster
 from penstock.elastic.launch import (
     Here,
     NobodyLeftError,
@@ -22,10 +22,10 @@ from penstock.elastic.member import START
 from penstock.elastic.mesh import anybody_at
 from penstock.elastic.words import View
 from penstock.errors import RunError
-from penstock.plan import Plan
+from penstock.plan.plan import Plan
 from penstock.profile.kinds import load_profiles
 from penstock.runtime.calls import StepResult
-from penstock.search import Fixed
+from penstock.search.shapes import Fixed
 from penstock.training.addresses import RunTerms, addresses_in, write_addresses
 from penstock.training.audited_run import audited_by_plan, audits_of, with_audits
 from penstock.training.by_ranks import cursors_in, plans_by_ranks
@@ -120,8 +120,18 @@ def run_of(
 
     goal = None if session.goal is None else session.goal.goal
     audits = audits_of(session, plans[max(plans)]) is not None
-    own = session.every, session.keep, session.checked, goal, session.mirror, audits
-    terms = RunTerms(*own, session.care.forget)
+    terms = RunTerms(
+        every=session.every,
+        keep=session.keep,
+        checked=session.checked,
+        until=goal,
+        mirror=session.mirror,
+        audits=audits,
+        forgets=session.care.forget,
+        job=session.job_terms.from_anywhere(),
+        validate_every=session.job.validate_every or 0,
+        noise_every=session.noise_every,
+    )
     about = plans, steps.start, steps.stop, session.folder, resume
     cursors = cursors_in(session.folder) if resume is not None else ()
     by_ranks = session.job.batch_by_ranks, cursors

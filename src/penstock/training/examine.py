@@ -15,12 +15,13 @@ from penstock.files import Json
 from penstock.graph.optimizer import whole_optimizer
 from penstock.graph.trace import Capture, build_model
 from penstock.job import Job
-from penstock.plan import Decision
-from penstock.runtime.buffers import BufferLaw, fixed_for, settled
+from penstock.plan.plan import Decision
+from penstock.runtime.buffers import BufferLaw, settled
 from penstock.runtime.child import apart, can_fork
 from penstock.runtime.measured import measured_laws
 from penstock.runtime.optimizer import remembers, undividable
-from penstock.search import Fixed
+from penstock.search.shapes import Fixed
+from penstock.training.buffers import fixed_for
 from penstock.training.data_check import DataFound, check_data
 from penstock.training.impure import begun_anew, describe, looked_at
 from penstock.training.outside import NOTES, noting

@@ -14,14 +14,20 @@ from typing import Any, NamedTuple, cast
 
 from penstock.errors import ClusterError, PlanError, ProfileError, ScheduleError
 from penstock.files import Json, read_json
-from penstock.plan import Decision, Plan
-from penstock.schedule import Schedule
+from penstock.plan.plan import Decision, Plan
 from penstock.schedule.recipe import Recipe, words_of
-from penstock.search import Candidate
+from penstock.schedule.schedule import Schedule
+from penstock.search.candidate import Candidate
 from penstock.search.judge import Judge
 from penstock.search.undone import Undone, undone
-from penstock.timeline import Breakdown, Timeline, breakdown_from_json, breakdown_of, num_steps
-from penstock.timeline.breakdown import PART_WORDS, Part
+from penstock.timeline.breakdown import (
+    PART_WORDS,
+    Breakdown,
+    Part,
+    breakdown_from_json,
+    breakdown_of,
+)
+from penstock.timeline.timeline import Timeline, num_steps
 from penstock.training.phases import UntilFile, figures_of, until_in
 from penstock.training.replans import replanned
 from penstock.training.saved import load_basis

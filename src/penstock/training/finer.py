@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from penstock.batches import started
+from penstock.batches.reads import started
 from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.contents import mapped
 from penstock.graph.trace import loss_of, on_device

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from penstock.graph.graph import Graph
 from penstock.graph.stages import Segment, SegmentKind
 from penstock.job import Job
-from penstock.plan import Decision, Plan
-from penstock.program.lower_plan import lower_plan, stages_of
+from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.plan import Decision, Plan
 
 if TYPE_CHECKING:
     from penstock.graph.trace import Capture
-    from penstock.profile import Profile
+    from penstock.profile.profile import Profile
 
 
 def known(
@@ -24,28 +24,29 @@ def known(
     Compiled here, by the process whose children the ranks are, or before others look on disk.
     What is measured here is kept.  Estimates of other devices stay as they are.
     """
+    from penstock.files import cache_folder
     from penstock.graph.fuse import fused_function_of
-    from penstock.profile.store import code_folder
 
     for segment in segments_of_plan(plan, captured.graph)[1]:
-        fused_function_of(segment, captured, folder=code_folder())
+        fused_function_of(segment, captured, folder=cache_folder("compiled"))
     return tuple(_known(job, captured, plan, profile) for profile in profiles)
 
 
 def _known(job: Job, captured: "Capture", plan: Plan, profile: "Profile") -> "Profile":
+    from penstock.files import cache_folder
     from penstock.graph.fuse import fused_function_of
     from penstock.profile.fused import measure_fused
-    from penstock.profile.store import code_folder, default_folder, keep_fused
+    from penstock.profile.store import keep_fused
 
     pairs, segments = segments_of_plan(plan, captured.graph)
     digests = {segment.digest for segment in segments}
     if profile.how != "measured" or digests <= {row.segment for row in profile.fused}:
         return profile
-    fuse = partial(fused_function_of, folder=code_folder())
+    fuse = partial(fused_function_of, folder=cache_folder("compiled"))
     rows = measure_fused(captured, job, stages_of(plan, captured.graph), pairs, fuse)
     others = tuple(row for row in profile.fused if row.segment not in digests)
     profile = replace(profile, fused=(*others, *rows))
-    if (folder := default_folder()) is not None:
+    if (folder := cache_folder("profiles")) is not None:
         keep_fused(folder, captured, job, profile)
     return profile
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple, final
 
 from penstock.fleet.batch import Least
+from penstock.job import Job
 from penstock.training.listener import Row
 
 REACHED = -1  # in place of the signal for which ranks stop
@@ -44,6 +45,11 @@ class GoalWatch:
         self.is_reached = False
         self._newest: deque[tuple[float, int]] = deque()
         self._count = 0
+
+    @classmethod
+    def of_job(cls, goal: Goal, job: Job) -> "GoalWatch":
+        """Return what watches a run of `job`, which is the author's, whatever its batch becomes."""
+        return cls(goal, is_validated=job.validation is not None, own=job.micro_batches)
 
     def afresh(self) -> "GoalWatch":
         """Return one that has heard nothing yet, and asks the same."""

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock import _compat
-from penstock.batches import started
+from penstock.batches.reads import started
 from penstock.device import here, of
 from penstock.errors import JobError, PenstockError
 from penstock.graph.batch import PLAIN, leaf_key

@@ -20,34 +20,38 @@ from penstock.elastic.mesh import address_towards, anybody_at
 from penstock.elastic.words import Where
 from penstock.errors import PenstockError, RunError
 from penstock.files import read_bytes
-from penstock.job import load_job
-from penstock.plan import Plan
-from penstock.program.lower_plan import stages_of
+from penstock.job import Job
+from penstock.plan.plan import Plan
 from penstock.runtime.child import outlive_parent
 from penstock.runtime.hosts import place_key
 from penstock.runtime.inherited import be_as_plain
 from penstock.script import as_started
-from penstock.search import Fixed
-from penstock.training.addresses import ADDRESSES, Addresses, addresses_in, addresses_of
+from penstock.search.shapes import Fixed
+from penstock.training.addresses import (
+    ADDRESSES,
+    Addresses,
+    RunTerms,
+    addresses_in,
+    addresses_of,
+)
 from penstock.training.choose import Choice, for_plan
 from penstock.training.chronicle import ENDED, Chronicle, RunAbout, sizes
 from penstock.training.elastic import ElasticRun, RunPilot
 from penstock.training.elastically import save_predicted, wait_for_end, ways_of
 from penstock.training.goal import REACHED, GoalWatch
 from penstock.training.listener import SILENT, Listener
+from penstock.training.loading import loaded
 from penstock.training.mirror import mirroring_next
-from penstock.training.outside import noting
+from penstock.training.phases import until_in
 from penstock.training.prepare import traced
-from penstock.training.rated import replayed
 from penstock.training.same import check_joins, run_facts_of
 from penstock.training.saved import kept_job
 from penstock.training.stop import stopping
+from penstock.training.task import TaskTerms, task_of
 from penstock.training.wanted import is_to_leave, pool_here
-from penstock.training.windows import memory_window, windows_of
 
 if TYPE_CHECKING:
     from penstock.runtime.control import Board
-    from penstock.runtime.worker import Task
 
 LIMIT_S = 60.0  # for which a run may take to let another rank in
 TCP = "tcp://"
@@ -224,17 +228,15 @@ def _made(known: Addresses, folder: Path, listener: Listener) -> _Made:
     Raises:   JobError: its job cannot be loaded, or has something else than the run began with.
               PlanError: it is another one than the run's.
     """
-    with noting():
-        author = replayed(load_job(kept_job(folder)))
-    whole = traced(author, listener)
+    terms = known.terms
+    author, trained = loaded(kept_job(folder), terms.job)
+    whole = traced(trained, listener, rules=terms.job.rules)
     check_joins(folder, run_facts_of(author, whole))
     plan = Plan.load(folder / "plan.json")
-    own = author
-    if author.batch_by_ranks:  # it may be that of fewer ranks
-        own = replace(author, micro_batches=plan.job_micro_batches)
-    job, captured = for_plan(own, plan, whole, listener)
-    choice, terms = Choice(job, captured, plan), known.terms
-    ways, task = ways_of(folder, choice, Fixed()), partial(_task, folder, known)
+    job, captured = for_plan(_as_now(trained, folder, terms, plan), plan, whole, listener)
+    choice = Choice(job, captured, plan)
+    ways = ways_of(folder, choice, Fixed(rules=terms.job.rules))
+    task = partial(task_of, _task_terms(folder, known))
     about = 0, known.steps, folder, None, known.secret, terms, author.batch_by_ranks
     run = ElasticRun(ways, task, known.by_count, *about)
 
@@ -245,36 +247,31 @@ def _made(known: Addresses, folder: Path, listener: Listener) -> _Made:
 
     samples, tokens, *_ = sizes(author, choice)
     rows = RunAbout(known.steps, samples, tokens, terms.checked)
-    is_validated, count = author.validate_every is not None, author.micro_batches
-    until = terms.until
-    goal = None if until is None else GoalWatch(until, is_validated=is_validated, own=count)
+    goal = None if terms.until is None else GoalWatch.of_job(terms.until, author)
     return _Made(run, Chronicle(folder, author, rows, followed, goal))
 
 
-def _task(folder: Path, known: Addresses, choice: Choice, step: int, resume: Path | None) -> "Task":
-    """Return what a rank does from a step on, as the ranks that began the run do."""
+def _as_now(job: Job, folder: Path, terms: RunTerms, plan: Plan) -> Job:
+    """Return a job as the run trains it now: the batch and the rates of its phase or its ranks."""
+    if terms.until is not None and (told := until_in(folder)) is not None:
+        job = told.job_of(job, len(told.phases) - 1)
+    elif job.batch_by_ranks:  # it may be that of fewer ranks
+        job = replace(job, micro_batches=plan.job_micro_batches)
+    return replace(job, validate_every=terms.validate_every or None)
+
+
+def _task_terms(folder: Path, known: Addresses) -> TaskTerms:
+    """Return what ranks do of any plan, as the ranks that began the run do."""
     from penstock.runtime.audited import Audits
-    from penstock.runtime.saver import SavePolicy
-    from penstock.runtime.worker import Task
     from penstock.training.audit import HIDDEN
 
-    graph, job = choice.captured.graph, choice.job
-    every, keep = known.terms.every, known.terms.keep
-    windows = windows_of(graph, choice.plan, range(step, known.steps), [every.steps])
-    return Task(
-        choice.captured,
-        stages_of(choice.plan, graph),
-        job,
-        windows,
-        checkpoints=folder / "checkpoints",
-        checkpoint_every=every.steps,
-        validate_every=job.validate_every or 0,
-        every_s=every.seconds,
-        policy=SavePolicy(keep, every.mtbf_s),
-        resume=resume,
-        memory_window=memory_window(windows),
-        compiled=choice.plan.compiled,
-        joined=choice.plan.joined,
-        audits=Audits(folder / HIDDEN, lambda: False) if known.terms.audits else None,
-        forgets=known.terms.forgets,
+    terms = known.terms
+    return TaskTerms(
+        folder=folder,
+        num_steps=known.steps,
+        every=terms.every,
+        keep=terms.keep,
+        noise_every=terms.noise_every,
+        audits=Audits(folder / HIDDEN, lambda: False) if terms.audits else None,
+        forgets=terms.forgets,
     )

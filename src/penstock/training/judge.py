@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from penstock.bits import AS_IT_IS
 from penstock.errors import CheckpointError
 from penstock.files import read_json
 from penstock.graph.lasting import lasting_buffers
 from penstock.graph.merge import merged
 from penstock.graph.stages import Stages
 from penstock.graph.trace import Capture
-from penstock.job import AS_IT_IS, Job
+from penstock.job import Job
 from penstock.program.program import Program
 from penstock.runtime import checkpoint
 from penstock.runtime.audited import LATER

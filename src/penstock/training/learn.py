@@ -10,22 +10,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.cluster import Cluster, DeviceKind
+from penstock.cluster.cluster import Cluster, DeviceKind
 from penstock.errors import ClusterError
 from penstock.graph.graph import Graph
 from penstock.graph.stages import Segment, SegmentKind
-from penstock.plan import Plan, is_asynchronous
-from penstock.profile import Profile
+from penstock.plan.lower import stages_of
+from penstock.plan.plan import Plan, is_asynchronous
 from penstock.profile.estimate import CALL_S
 from penstock.profile.latency import TimedSegment, parts_of
+from penstock.profile.profile import Profile
 from penstock.profile.sampled import StepRatios, keep_sampled
 from penstock.profile.store import keep_samples, steps_path
-from penstock.program.lower_plan import stages_of
-from penstock.schedule import weight_copies
+from penstock.schedule.figures import weight_copies
 from penstock.schedule.orders import KINDS
 from penstock.search.judge import Judge, Priced
 from penstock.simulate.price import ways_of
-from penstock.timeline import LANES, SPAN_KINDS, Timeline
+from penstock.timeline.spans import LANES, SPAN_KINDS
+from penstock.timeline.timeline import Timeline
 from penstock.training.choose import Choice
 
 if TYPE_CHECKING:

@@ -14,15 +14,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from penstock.cluster import Cluster
+from penstock.cluster.cluster import Cluster
 from penstock.errors import PenstockError, PlanError
+from penstock.graph.graph import Graph
 from penstock.graph.parts import key_in
-from penstock.plan import Decision, Plan, is_asynchronous
-from penstock.program.lower_plan import lower_plan, stages_of
+from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.plan import Decision, Plan, is_asynchronous
+from penstock.plan.reshape import Counts, reshaped
 from penstock.program.program import Program
 from penstock.schedule.dapple import words_of_turns
 from penstock.schedule.recipe import Recipe
-from penstock.search import Fixed
+from penstock.search.shapes import Fixed
 from penstock.training.choose import Choice, Joining, Machines, best_of, decided
 from penstock.training.redundancy import safe
 from penstock.units import format_bytes, format_seconds
@@ -113,7 +115,9 @@ def plans_ahead(ways: PlanBasis, most: int, limit_s: float) -> dict[int, Plan]:
     return found
 
 
-def rerouted(plan: Plan, program: Program, left: Sequence[int]) -> tuple[Plan, tuple[int, ...]]:
+def rerouted(
+    plan: Plan, graph: Graph, program: Program, left: Sequence[int]
+) -> tuple[Plan, tuple[int, ...]]:
     """Return a plan with the same cuts for the ranks `left` of a plan, and these by its ranks.
 
     All that were ranks of one stage in any replica take its micro-batches in turn.
@@ -134,23 +138,10 @@ def rerouted(plan: Plan, program: Program, left: Sequence[int]) -> tuple[Plan, t
     ends = [group[-1] for group in ordered[:-1]]
     words = words_of_turns([(1,) * len(ranks) for ranks in here])
     order = tuple(rank for ranks in here for rank in ranks)
-    made = replace(
-        plan,
-        cuts=tuple(plan.cuts[end] for end in ends),
-        cut_names=tuple(plan.cut_names[end] for end in ends),
-        schedule=Recipe("dapple", (("ranks", words),)),
-        num_micro_batches=plan.step_micro_batches,
-        num_ranks=len(order),
-        replicas=1,
-        recompute=(),
-        offload=(),
-        shard=(),
-        shares=(),
-        parts=(),
-        prefetch=0,
-        hosts=(),
-        buffers="exact" if plan.buffers == "per replica" else plan.buffers,
-    )
+    cuts = tuple(plan.cuts[end] for end in ends)
+    schedule = Recipe("dapple", (("ranks", words),))
+    counts = Counts(cuts, schedule, len(order), (plan.step_micro_batches,))
+    made = reshaped(plan, graph, counts)
     return made, order
 
 
@@ -186,9 +177,10 @@ def fits(plan: Plan, cluster: Cluster) -> bool:
 def try_rerouted(plan: Plan, program: Program, left: Sequence[int], ways: PlanBasis) -> "_Rerouted":
     """Return `rerouted`, priced; or None where that is impossible, or does not fit."""
     try:
-        made, order = rerouted(plan, program, left)
-        made = committing(replace(made, predicted=None), ways)
-        lower_plan(made, ways.way(made).captured.graph)
+        graph = ways.way(plan).captured.graph
+        made, order = rerouted(plan, graph, program, left)
+        made = committing(made, ways)
+        lower_plan(made, graph)
     except PenstockError:  # no such schedule, shares or memory: another way is taken
         return None
     return (made, order) if fits(made, ways.cluster) else None

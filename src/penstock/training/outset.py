@@ -15,7 +15,8 @@ from typing import Any, cast
 import torch
 
 from penstock._compat import pytree
-from penstock.batches import Endless, epoch_of
+from penstock.batches.loader import epoch_of
+from penstock.batches.reads import Endless
 from penstock.errors import JobError, RunError
 from penstock.graph.constants import was_traced
 from penstock.graph.sums import sums_over_batch

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from penstock import _compat
-from penstock.batches import started
+from penstock.batches.reads import started
 from penstock.device import here
 from penstock.errors import RunError
 from penstock.graph.code import SeededRandom, micro_batch_seed

@@ -8,38 +8,33 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.cluster import Cluster, DeviceKind
+from penstock.cluster.cluster import Cluster, DeviceKind
 from penstock.errors import ClusterError
 from penstock.graph.graph import Graph
-from penstock.job import Job, load_job
-from penstock.rules import Rule
+from penstock.job import Job
+from penstock.rules.rule import Rule
 from penstock.rules.ruled import slices_asked
 from penstock.taken import Taken
 from penstock.training.listener import Listener
 
 if TYPE_CHECKING:
     from penstock.graph.trace import Capture
-    from penstock.profile import Profile
+    from penstock.profile.profile import Profile
+    from penstock.training.loading import Loaded
 
 Slices = Sequence[tuple[str, int]]  # (name, slices) of parameters
 
 
-def loaded(text: str, rules: Sequence[Rule], listener: Listener) -> Job:
-    """Return the job that `text` names, with modules replaced where rules say so, and verified.
+def loaded(text: str, rules: Sequence[Rule], listener: Listener) -> "Loaded":
+    """Return the job that `text` names, as written and with modules replaced by rules, verified.
 
     Raises:   JobError: there is no such job; a module is replaced by one that computes another.
     """
-    from penstock.training.outside import noting
-    from penstock.training.rated import replayed
-    from penstock.training.replaced import replaced, verify
+    from penstock.training import loading
 
-    with noting():
-        author = replayed(load_job(text))
-    job = replaced(author, rules)
-    if job is not author:
-        with listener.busy("comparing the modules that are replaced"):
-            verify(author, job, rules)
-    return job
+    found = loading.loaded(text, loading.JobTerms(rules=tuple(rules)))
+    loading.check_replaced(found, rules, listener)
+    return found
 
 
 def traced(
@@ -106,11 +101,12 @@ def machines(path: Path | None, ranks: int | None, listener: Listener) -> Cluste
         words = "the link between accelerators is not measured but a round guess: a plan may be"
         listener.say(f"{words} wrong by it; --cluster FILE says what it is (docs/cluster.md)")
         return cluster
-    from penstock.profile.store import default_folder, link_of
+    from penstock.files import cache_folder
+    from penstock.profile.store import link_of
     from penstock.runtime.links import measure_link
 
     with listener.busy("measuring the link between two ranks"):
-        link = link_of(default_folder(), measure_link, partial(_tell, "link", listener))
+        link = link_of(cache_folder("profiles"), measure_link, partial(_tell, "link", listener))
         return replace(cluster, inside=link)
 
 
@@ -178,11 +174,12 @@ def profiled(
 
 def _estimated(graph: Graph, kind: DeviceKind, state: float, wire: tuple[int, ...]) -> "Profile":
     """Return the estimate for devices that are not here, as runs on such devices have taught it."""
+    from penstock.files import cache_folder
     from penstock.profile.estimate import estimated
     from penstock.profile.latency import learned, parts_of
-    from penstock.profile.store import default_folder, samples_of
+    from penstock.profile.store import samples_of
 
-    known = learned(samples_of(default_folder(), kind))
+    known = learned(samples_of(cache_folder("profiles"), kind))
     if not known.samples:
         return estimated(graph, kind, state, wire=wire)
     profile = estimated(graph, kind, state, known.efficiency, wire=wire)
@@ -207,8 +204,9 @@ def measured_as(
     """
     from penstock.cluster.machine import detect
     from penstock.device import here
+    from penstock.files import cache_folder
     from penstock.profile.sampled import resting_on, sampled_in
-    from penstock.profile.store import default_folder, measured, steps_path
+    from penstock.profile.store import measured, steps_path
     from penstock.runtime.child import apart
 
     busiest = max(host.num_devices for host in cluster.hosts if host.device == kind)
@@ -217,9 +215,9 @@ def measured_as(
 
     tell = partial(_tell, "profile", listener)
     with listener.busy("measuring every op"):
-        folder = default_folder()
+        folder = cache_folder("profiles")
         profile = measured(captured, job, beside=beside, folder=folder, tell=tell, apart=apart)
-    path = steps_path(default_folder(), captured, job, beside)
+    path = steps_path(cache_folder("profiles"), captured, job, beside)
     known = None if path is None else sampled_in(path, profile)
     if known is not None:
         runs = "a run" if known.runs == 1 else f"{known.runs:,} runs"

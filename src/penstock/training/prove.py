@@ -26,22 +26,23 @@ from penstock.graph.cut import cut
 from penstock.graph.merge import merged
 from penstock.graph.trace import Capture, build_model
 from penstock.job import Job
-from penstock.plan import Plan, is_asynchronous
-from penstock.program.lower_plan import lower_plan, stages_of
+from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.plan import Plan, is_asynchronous
 from penstock.runtime import checkpoint
 from penstock.runtime.audited import held_digests
-from penstock.runtime.buffers import Laws, buffer_laws, check_chosen
+from penstock.runtime.buffers import Laws, buffer_laws
 from penstock.runtime.child import apart
 from penstock.runtime.eager import EagerRank, EagerTask
 from penstock.runtime.launch import Launcher, run_threads
 from penstock.runtime.rank import Rank
 from penstock.runtime.rounded_sums import owners_of
 from penstock.runtime.run import Steps
-from penstock.runtime.transport import Transport
+from penstock.runtime.transport.transport import Transport
 from penstock.runtime.weights import StageWeights
 from penstock.runtime.windows import repeated
 from penstock.runtime.worker import RankResult, Report, State, Task, save, state_of
 from penstock.schedule.recipe import trains
+from penstock.training.buffers import check_chosen
 from penstock.training.digest import ReadDigests, digest_of, recorded
 from penstock.training.judge import Case, SequentialParts, judged
 from penstock.training.proof import Proof

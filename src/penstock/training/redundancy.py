@@ -10,13 +10,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
-from penstock.cluster import Cluster
+from penstock.cluster.cluster import Cluster
 from penstock.cluster.order import placed
 from penstock.graph.optimizer import whole_optimizer
-from penstock.plan import Decision, Guarding, Plan
+from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.plan import Decision, Plan
 from penstock.profile.kinds import places_of
 from penstock.program.alone import alone
-from penstock.program.lower_plan import lower_plan, stages_of
+from penstock.program.instructions import Guarding
 from penstock.program.program import Program
 from penstock.simulate.guards import GuardCost, guard_costs, guards_s
 from penstock.training.choose import Joining, decided, predicted

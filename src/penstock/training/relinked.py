@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from penstock.cluster import Cluster, HostPair, Link
+from penstock.cluster.cluster import Cluster, HostPair, Link
 from penstock.program.codes import SEND
 from penstock.program.program import Program
 

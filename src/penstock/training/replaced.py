@@ -17,7 +17,7 @@ from penstock import _compat
 from penstock.errors import JobError, PlanError
 from penstock.graph.contents import flatten
 from penstock.job import Job, load_function
-from penstock.rules import Rule
+from penstock.rules.rule import Rule
 from penstock.rules.ruled import matched
 from penstock.runtime.child import apart
 from penstock.training.compare import Difference, compared, compared_gradients, is_narrow

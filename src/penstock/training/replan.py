@@ -38,17 +38,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from penstock import taken
-from penstock.cluster import Cluster
+from penstock.cluster.cluster import Cluster
 from penstock.cluster.machine import HERE
 from penstock.errors import PlanError
-from penstock.plan import Decision, Plan, Units
+from penstock.plan.plan import Decision, Plan, Units
 from penstock.profile.drift import NEW
 from penstock.profile.kinds import load_profiles
 from penstock.profile.profile import Profile
 from penstock.profile.sampled import StepRatios, of_another_step, resting_on, with_run
 from penstock.schedule.recipe import Recipe, name_of, units_of
-from penstock.search import Fixed
 from penstock.search.judge import Judge
+from penstock.search.shapes import Fixed
 from penstock.search.shifted import shifted
 from penstock.training.ask import to_fill
 from penstock.training.choose import (
@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from penstock.runtime.child import Aside
     from penstock.runtime.control import Board
     from penstock.runtime.sampler import Sampler, Samples
-    from penstock.runtime.transport import Transport
+    from penstock.runtime.transport.transport import Transport
     from penstock.runtime.windows import Windows
     from penstock.runtime.worker import Task
 
@@ -220,7 +220,7 @@ class Replanner:
 
         Raises:   PlanError: a rank made another program of it than this one.
         """
-        from penstock.program.lower_plan import stages_of
+        from penstock.plan.lower import stages_of
         from penstock.runtime.checkpoint import folder_of
         from penstock.training.windows import memory_window
 

@@ -14,24 +14,18 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.cluster import Cluster
+from penstock.cluster.cluster import Cluster
 from penstock.errors import RunError
-from penstock.files import Json, finite, read_json, write_text
+from penstock.files import Json, cache_folder, finite, read_json, write_text
 from penstock.job import SCALED, Job
-from penstock.plan import Plan, Prediction
+from penstock.plan.plan import Plan, Prediction
 from penstock.profile.kinds import load_profiles
 from penstock.profile.noise import noise_of, steps_needed
-from penstock.profile.store import default_folder
-from penstock.report import report_of
-from penstock.rules import Rule
-from penstock.timeline import (
-    Bottleneck,
-    Breakdown,
-    Timeline,
-    bottleneck,
-    breakdown_of,
-    num_steps,
-)
+from penstock.report.report import report_of
+from penstock.rules.rule import Rule
+from penstock.timeline.bottleneck import Bottleneck, bottleneck
+from penstock.timeline.breakdown import Breakdown, breakdown_of
+from penstock.timeline.timeline import Timeline, num_steps
 from penstock.training.audits import Audited, audit_rows
 from penstock.training.choose import Choice
 from penstock.training.events import EVENTS
@@ -133,9 +127,9 @@ def finished(  # noqa: PLR0913 - what a run was, and what it gave
     report_of(folder).save(folder / "report.html")
     if choice is not None and measured is not None:
         cluster = Cluster.load(folder / "cluster.toml")
-        learn(choice, cluster, outcome.timeline, default_folder())
+        learn(choice, cluster, outcome.timeline, cache_folder("profiles"))
         profiles = load_profiles(folder / "profile.json")
-        learn_step(choice, profiles, cluster, outcome.samples, default_folder())
+        learn_step(choice, profiles, cluster, outcome.samples, cache_folder("profiles"))
     return _trained(folder, job, outcome, choice, (summary, expected, why))
 
 

@@ -3,12 +3,12 @@
 from penstock.errors import JobError, RunError
 from penstock.graph.traced import capture_of
 from penstock.job import Job
-from penstock.program.of_plan import origin_of
+from penstock.plan.of_plan import origin_of
 from penstock.program.program import Program
-from penstock.runtime.buffers import check_chosen
 from penstock.runtime.launch import Launcher, run_processes
 from penstock.runtime.run import Outcome
 from penstock.runtime.run import run as run_stages
+from penstock.training.buffers import check_chosen
 from penstock.training.examine import examine
 from penstock.training.prove import Planned, lacks_memory, steps_to_prove
 from penstock.training.prove import prove as prove_planned

@@ -11,14 +11,14 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock.cluster import Cluster
+from penstock.cluster.cluster import Cluster
 from penstock.cluster.order import placed
 from penstock.errors import JobError, PlanError
 from penstock.files import read_json, write_text
 from penstock.graph.graph import Graph
-from penstock.plan import Plan, check_fits
-from penstock.profile import Profile
+from penstock.plan.plan import Plan, check_fits
 from penstock.profile.kinds import load_profiles, save_profiles
+from penstock.profile.profile import Profile
 from penstock.script import script_of
 
 

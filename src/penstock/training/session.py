@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.cluster import Cluster
+from penstock.cluster.cluster import Cluster
 from penstock.device import all_here, here
 from penstock.errors import (
     GraphError,
@@ -22,14 +22,14 @@ from penstock.errors import (
 from penstock.files import write_text
 from penstock.graph.graph import Graph
 from penstock.job import Job
-from penstock.plan import Decision, Plan, Units
+from penstock.plan.plan import Decision, Plan, Units
 from penstock.profile.kinds import load_profiles
 from penstock.profile.noise import EVERY as NOISE_EVERY
 from penstock.rules.ruled import ruled
 from penstock.runtime.folders import Keep
 from penstock.schedule.recipe import Recipe
 from penstock.script import script_of
-from penstock.search import Fixed
+from penstock.search.shapes import Fixed
 from penstock.training import audited_run, same, saved, trial
 from penstock.training.ask import to_fill
 from penstock.training.audit_pace import used_s
@@ -56,6 +56,7 @@ from penstock.training.eager_memory import check_memory
 from penstock.training.fuse import usable
 from penstock.training.goal import REACHED, GoalWatch
 from penstock.training.listener import Listener, Row
+from penstock.training.loading import JobTerms, Loaded, check_replaced
 from penstock.training.mirror import mirroring
 from penstock.training.misfits import go_on_unplanned
 from penstock.training.outset import (
@@ -66,7 +67,6 @@ from penstock.training.outset import (
 )
 from penstock.training.phases import PHASES
 from penstock.training.prepare import machines, traced
-from penstock.training.replaced import verify
 from penstock.training.replan import Replanner, SearchBasis
 from penstock.training.replans import replanned, replans_in, words_of
 from penstock.training.results import Trained, explained, finished, lines, resumption
@@ -80,6 +80,7 @@ from penstock.training.settle import (
     proved_eager,
 )
 from penstock.training.stop import Stopped, stopping
+from penstock.training.task import TaskTerms, task_of, windows_from
 from penstock.training.unjoined import unjoined_choice
 from penstock.training.wanted import DECISIONS, LOG, POLICY, TABLE, WANTED
 from penstock.training.windows import EVERY, CheckpointInterval
@@ -279,9 +280,7 @@ class Session:
         Raises:   JobError: only the plain loop trains it, and something else was requested; or a
                   run that goes on would begin anew what the job keeps.
         """
-        if self.job is not self.author:
-            with self.listener.busy("comparing the modules that are replaced"):
-                verify(self.author, self.job, self.fixed.rules)
+        check_replaced(Loaded(self.author, self.job), self.fixed.rules, self.listener)
         check_validation(self.job, self.key, self.listener)
         care = self.care._replace(strict=self.is_strict())
         found = examined(self.job, self.key, care, self.listener)
@@ -748,45 +747,35 @@ class Session:
             told += " --elastic" + ("" if ranks is None else f" --ranks {ranks}")
         return f"{told} -- {script.tail}" if script.arguments else told
 
-    def task(
-        self, choice: Choice, first_step: int, checkpoint: Path | None, board: "Board"
-    ) -> "Task":
-        """Return what ranks do of a plan from a step on."""
-        from penstock.program.lower_plan import stages_of
-        from penstock.runtime.saver import SavePolicy
-        from penstock.runtime.worker import Task
-        from penstock.training.windows import memory_window
+    @property
+    def job_terms(self) -> JobTerms:
+        """Return what makes the job besides the text that names it."""
+        return JobTerms(self.weights, self.fixed.rules)
 
-        plan, captured = choice.plan, choice.captured
-        windows = self.windows(choice, first_step)
-        return Task(
-            capture=captured,
-            stages=stages_of(plan, captured.graph),
-            job=choice.job,
-            windows=windows,
-            checkpoints=self.folder / "checkpoints",
-            checkpoint_every=self.every.steps,
-            validate_every=self.job.validate_every or 0,
-            every_s=self.every.seconds,
-            policy=SavePolicy(self.keep, self.every.mtbf_s),
-            board=board,
-            resume=checkpoint,
-            memory_window=memory_window(windows),
-            compiled=plan.compiled,
-            joined=plan.joined,
+    def task_terms(self, plan: Plan) -> TaskTerms:
+        """Return what ranks have alike, whichever plan they run.
+
+        plan:     by which the run begins, that is audited or not.
+        """
+        return TaskTerms(
+            folder=self.folder,
+            num_steps=self.num_steps,
+            every=self.every,
+            keep=self.keep,
             noise_every=self.noise_every,
             audits=audited_run.audits_of(self, plan),
             forgets=self.care.forget,
         )
 
+    def task(
+        self, choice: Choice, first_step: int, checkpoint: Path | None, board: "Board"
+    ) -> "Task":
+        """Return what ranks do of a plan from a step on."""
+        return task_of(self.task_terms(choice.plan), choice, first_step, checkpoint, board)
+
     def windows(self, choice: Choice, first_step: int) -> "Windows":
         """Return the windows of all steps that are left."""
-        from penstock.training.windows import windows_of
-
-        plan, graph = choice.plan, choice.captured.graph
-        drained = [self.every.window_steps(plan.predicted.step_s if plan.predicted else None)]
-        drained += [self.job.validate_every] if self.job.validate_every else []
-        return windows_of(graph, plan, range(first_step, self.num_steps), drained)
+        return windows_from(self.task_terms(choice.plan), choice, first_step)
 
     def _run(
         self,

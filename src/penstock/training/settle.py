@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import JobError, RunError
 from penstock.job import Job
-from penstock.plan import Decision, Plan
-from penstock.search import Fixed
+from penstock.plan.plan import Decision, Plan
+from penstock.search.shapes import Fixed
 from penstock.training.listener import Listener
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ def in_one_process(job: Job) -> Job:
 
     Data is read from its beginning, and the rate of each step is asked for, once and in order.
     """
-    from penstock.batches import InOrder
+    from penstock.batches.in_order import InOrder
     from penstock.runtime.rates import ReplayedRate
 
     rate = job.learning_rate

@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.errors import GraphError, PlanError
-from penstock.plan import Decision
+from penstock.plan.plan import Decision
 from penstock.schedule.recipe import any_schedule, has_window
-from penstock.search import Fixed, Objective
+from penstock.search.candidate import Objective
 from penstock.search.huge import COUNTS, huge, words_of
+from penstock.search.shapes import Fixed
 from penstock.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:

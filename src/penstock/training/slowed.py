@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from penstock.cluster import Cluster
-from penstock.profile import Profile
+from penstock.cluster.cluster import Cluster
 from penstock.profile.kinds import place_of
+from penstock.profile.profile import Profile
 
 _ALIKE = 1.05  # ranks that are apart by less are alike
 

@@ -16,10 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from penstock.cluster import Cluster
+from penstock.cluster.cluster import Cluster
 from penstock.device import all_here, here
 from penstock.errors import PenstockError, RunError
-from penstock.plan import Plan
+from penstock.plan.plan import Plan
 from penstock.runtime.child import die_with
 from penstock.runtime.launch import under_torchrun
 from penstock.training.stop import handed_on

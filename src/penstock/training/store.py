@@ -23,9 +23,8 @@ import torch
 
 from penstock.cluster.machine import cpu_name
 from penstock.errors import CheckpointError
-from penstock.files import Json, read_json, write_text
+from penstock.files import Json, cache_folder, read_json, write_text
 from penstock.job import Job, is_users
-from penstock.profile.store import default_folder
 from penstock.runtime.launch import under_torchrun
 from penstock.training.outside import NOTES, is_as_then
 from penstock.typed import damage, typed
@@ -156,7 +155,7 @@ def _findings(path: Path | None, what: str) -> list[_KeptFinding]:
 
 
 def _path(key: str | None, what: str) -> Path | None:
-    profiles = default_folder()
+    profiles = cache_folder("profiles")
     if profiles is None or key is None:
         return None
     return profiles.with_name("proofs") / f"{key}-{what}.json"

@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock import taken
-from penstock.cluster import Cluster
+from penstock.cluster.cluster import Cluster
 from penstock.cluster.machine import HERE
 from penstock.cluster.order import placed
 from penstock.errors import GraphError, JobError, PlanError, RunError
 from penstock.job import Job
-from penstock.plan import Plan
-from penstock.profile import Profile
-from penstock.rules import Rule
+from penstock.plan.plan import Plan
+from penstock.profile.profile import Profile
+from penstock.rules.rule import Rule
 from penstock.training.agree import agree, run_facts, start_facts
 from penstock.training.choose import Choice, Joining, Machines, for_plan
 from penstock.training.listener import Listener
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from penstock.graph.trace import Capture
     from penstock.runtime.launch import Groups, Work
     from penstock.runtime.rank import StepResult
-    from penstock.runtime.transport import Transport
+    from penstock.runtime.transport.transport import Transport
     from penstock.runtime.worker import RankResult, Report
     from penstock.training.examine import Examined
     from penstock.training.rendezvous import Rendezvous

@@ -8,31 +8,29 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from penstock.cluster import Cluster
+from penstock.cluster.cluster import Cluster
 from penstock.device import here
 from penstock.elastic.notice import place_of_notice
 from penstock.errors import JobError, PlanError, RunError
 from penstock.fleet.batch import Least
-from penstock.job import Job, load_job
-from penstock.plan import Offloaded, Plan, Units
-from penstock.rules import Rule, load
+from penstock.job import Job
+from penstock.plan.plan import Plan, Units
+from penstock.program.passes.offload import Offloaded
+from penstock.rules.rule import Rule, load
 from penstock.runtime.launch import under_torchrun
 from penstock.schedule.recipe import AnySchedule
 from penstock.script import as_started, script_of, with_arguments
-from penstock.search import Fixed
+from penstock.search.shapes import Fixed
 from penstock.training import ask
 from penstock.training.audits import parse_audit
 from penstock.training.choose import Machines
 from penstock.training.goal import Goal, GoalWatch
-from penstock.training.imported import beginning_with
 from penstock.training.joining import is_under_way, join_on_host
 from penstock.training.listener import SILENT, Listener, Row
+from penstock.training.loading import JobTerms, loaded
 from penstock.training.lock import locked
 from penstock.training.mirror import url_of
-from penstock.training.outside import noting
 from penstock.training.prepare import started_on
-from penstock.training.rated import replayed
-from penstock.training.replaced import replaced
 from penstock.training.saved import text_in
 from penstock.training.session import Session
 from penstock.training.settle import CheckOptions
@@ -162,30 +160,26 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
         follows = _policy(policy or kept, elastic=elastic, until=until_loss)
         there = None if cluster is None else started_on(cluster)
         chosen = plan if plan is None or isinstance(plan, Plan) else Plan.load(plan)
-        with noting():
-            author = load_job(job) if isinstance(job, str) else job
-        author = author if weights is None else beginning_with(author, weights)
-        author = replayed(author)
         said = load(rules) if isinstance(rules, Path | str) else tuple(rules)
-        loaded = replaced(author, said)
-        ask.check_fits(asked, loaded, post_validation=post_validation)
-        goal = _goal(until_loss, objective, loaded)
-        if goal is not None and loaded.batch_by_ranks:
+        found = loaded(job, JobTerms("" if weights is None else str(weights), said))
+        ask.check_fits(asked, found.job, post_validation=post_validation)
+        goal = _goal(until_loss, objective, found.job)
+        if goal is not None and found.job.batch_by_ranks:
             message = (
                 "--until-loss finds the batch, and Job.batch_by_ranks lets it follow the ranks"
             )
             raise PlanError(message, hint="leave out one of them")
         return Session(
-            job=loaded,
-            author=author,
+            job=found.job,
+            author=found.author,
             text=job if isinstance(job, str) else "",
             weights="" if weights is None else str(weights),
             folder=folder,
-            num_steps=num_steps or loaded.num_steps,
+            num_steps=num_steps or found.job.num_steps,
             fixed=Fixed(
                 ranks=ranks if follows is None or plan or cluster else ranks or follows,
                 schedule=asked,
-                stages=stages or (1 if elastic and loaded.batch_by_ranks else None),
+                stages=stages or (1 if elastic and found.job.batch_by_ranks else None),
                 offload=offload,
                 memory=ask.memory_asked(memory),
                 post_validation=post_validation,
@@ -261,8 +255,7 @@ def _goal(loss: float | None, least: Least, job: Job) -> GoalWatch | None:
         return None
     if not math.isfinite(loss):
         raise PlanError(f"--until-loss is {loss}, no loss", hint="write --until-loss 2.1")
-    is_validated = job.validation is not None
-    return GoalWatch(Goal(loss, least), is_validated=is_validated, own=job.micro_batches)
+    return GoalWatch.of_job(Goal(loss, least), job)
 
 
 def _policy(path: Path | str | None, *, elastic: bool, until: float | None) -> int | None:

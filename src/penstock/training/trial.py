@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from penstock import taken
 from penstock.errors import PlanError, RunError
-from penstock.plan import Decision, Plan
+from penstock.plan.plan import Decision, Plan
 from penstock.schedule.recipe import Recipe, name_of, units_of
-from penstock.search import Fixed
+from penstock.search.shapes import Fixed
 from penstock.training.choose import Choice, Machines, Searched, best_like
 from penstock.units import format_seconds
 
@@ -206,7 +206,7 @@ def seconds_of(laws: "Laws", choice: Choice, num_steps: int) -> list[float]:
     laws:     of the buffers that forward writes.
     Raises:   RunError: a rank failed.
     """
-    from penstock.program.lower_plan import lower_plan, stages_of
+    from penstock.plan.lower import lower_plan, stages_of
     from penstock.runtime.launch import local_launcher
     from penstock.runtime.run import Steps
     from penstock.runtime.windows import repeated

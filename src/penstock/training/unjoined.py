@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.errors import PlanError
-from penstock.plan import Decision
+from penstock.plan.plan import Decision
 from penstock.training.choose import Choice, best_of, decided, on_hosts_of, save
 from penstock.training.prepare import machines
 

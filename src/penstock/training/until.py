@@ -29,11 +29,12 @@ from penstock.errors import EstimateError, PlanError
 from penstock.fleet.batch import BatchOption, Phase, phases
 from penstock.fleet.curve import steps_to
 from penstock.graph.merge import merged
-from penstock.plan import Decision, name_of
+from penstock.plan.plan import Decision
 from penstock.profile.kinds import load_profiles
 from penstock.profile.noise import EVERY, gain, noise_of, pooled_scale
-from penstock.schedule import Schedule
-from penstock.search import Fixed
+from penstock.schedule.recipe import name_of
+from penstock.schedule.schedule import Schedule
+from penstock.search.shapes import Fixed
 from penstock.training import trial
 from penstock.training.ask import to_fill
 from penstock.training.choose import (
@@ -67,10 +68,10 @@ from penstock.training.stop import Stopped
 from penstock.units import format_seconds
 
 if TYPE_CHECKING:
-    from penstock.cluster import Cluster
+    from penstock.cluster.cluster import Cluster
     from penstock.graph.trace import Capture
     from penstock.job import Job
-    from penstock.profile import Profile
+    from penstock.profile.profile import Profile
     from penstock.runtime.run import Outcome
     from penstock.training.examine import Examined
     from penstock.training.session import Session

@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from penstock.job import AS_IT_IS, Job
+from penstock.bits import AS_IT_IS
+from penstock.job import Job
 from penstock.schedule.recipe import any_schedule, has_window
 from penstock.taken import Taken
 
 if TYPE_CHECKING:
-    from penstock.search import Fixed
+    from penstock.search.shapes import Fixed
 
 MOST_JOINED = 4  # micro-batches; more of them make the bubble of a short step too large
 _SMALLER = 2, 4, 8, 16

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from penstock.errors import PlanError
 from penstock.graph.graph import Graph
-from penstock.plan import Plan, is_asynchronous, schedule_of
-from penstock.program.lower_plan import lower_plan
+from penstock.plan.lower import lower_plan
+from penstock.plan.plan import Plan, is_asynchronous, schedule_of
 from penstock.program.program import Program
 from penstock.runtime.folders import Keep
 from penstock.runtime.windows import Windows, repeated

@@ -27,9 +27,8 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from penstock.plan import Offloaded
 from penstock.program.program import (
     BeginOffload,
     BeginReload,
@@ -45,6 +44,8 @@ from penstock.program.program import (
     Update,
 )
 from penstock.schedule.schedule import Action, Kind
+
+Offloaded = Literal["none", "state", "activations", "both", "weights", "all"]
 
 
 def offload(program: Program, what: Sequence[Offloaded], *, beside: bool = False) -> Program:

@@ -19,7 +19,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.cluster import Cluster
+from penstock.cluster.cluster import Cluster
 from penstock.program.codes import COLUMNS, COMPUTE, RECEIVE, Codes
 from penstock.program.loops import loop
 from penstock.program.program import Program

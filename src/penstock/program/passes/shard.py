@@ -27,10 +27,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from difflib import SequenceMatcher
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from penstock.errors import ProgramError
-from penstock.plan import Sharding
 from penstock.program.codes import Codes
 from penstock.program.program import (
     Code,
@@ -46,6 +45,8 @@ from penstock.program.program import (
     Update,
 )
 from penstock.schedule.weight_rule import SYNCHRONOUS
+
+Sharding = Literal["replicate", "shard", "shard_keep"]
 
 
 class _WholeSpan(NamedTuple):

@@ -18,9 +18,13 @@ from penstock.estimate.constants import Constants
 from penstock.estimate.run import TrainingRun
 from penstock.estimate.terms import Floats, time_terms
 from penstock.estimate.work import stage_keys
-from penstock.schedule import KINDS, interleaved, one_f_one_b, zb_h1
+from penstock.schedule.interleaved import interleaved
+from penstock.schedule.one_f_one_b import one_f_one_b
+from penstock.schedule.orders import KINDS
 from penstock.schedule.schedule import Schedule
-from penstock.simulate import step_seconds, table_of
+from penstock.schedule.zero_bubble import zb_h1
+from penstock.simulate.batch import step_seconds
+from penstock.simulate.table import table_of
 
 
 class BestStep(NamedTuple):

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from penstock.cluster import Cluster, DeviceKind, Host, Link
+from penstock.cluster.cluster import Cluster, DeviceKind, Host, Link
 from penstock.errors import ClusterError, EstimateError
 from penstock.estimate.constants import Constants, Quantity
 from penstock.estimate.device import DEVICES, Datasheet

@@ -4,20 +4,24 @@ import itertools
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from fractions import Fraction
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 from penstock import taken
-from penstock.errors import PlanError, ScheduleError
+from penstock.bits import AS_IT_IS
+from penstock.errors import PlanError
 from penstock.files import Json, read_noun, write_text
 from penstock.graph.cut_points import block_ends
 from penstock.graph.graph import Graph
 from penstock.graph.owners import owners_of
 from penstock.graph.stages import Recompute
-from penstock.job import AS_IT_IS, Precision, is_wire_bits
-from penstock.schedule import Schedule, recipe
-from penstock.schedule.grid import Grid, misfit, misplaced, unlike, written
+from penstock.job import Precision
+from penstock.plan.fits import Buffers, check_schedule, check_sizes, check_together
+from penstock.program.instructions import Guarding
+from penstock.program.passes.offload import Offloaded
+from penstock.program.passes.shard import Sharding
+from penstock.schedule import recipe
+from penstock.schedule.grid import Grid, unlike, written
 from penstock.schedule.recipe import (
     AnySchedule,
     Recipe,
@@ -29,17 +33,14 @@ from penstock.schedule.recipe import (
     refined,
     words_of,
 )
+from penstock.schedule.schedule import Schedule
 from penstock.taken import Taken
 from penstock.typed import MisfitError, damage, typed
 from penstock.units import format_bytes, format_seconds
 
 _MOST_LISTED = 8  # ranks
-_MOST_WORK = 50_000_000  # what a schedule can list: arrays of about 2 GiB
 By = Literal["search", "user", "only choice"]
-Buffers = Literal["exact", "one copy", "per replica"]
 Units: TypeAlias = Literal["block"] | int  # of a stage: one per block, or at most that many
-Offloaded = Literal["none", "state", "activations", "both", "weights", "all"]
-Sharding = Literal["replicate", "shard", "shard_keep"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +51,6 @@ class Decision:
     value: str
     by: By
     why: str
-
-
-class Guarding(NamedTuple):
-    """How a rank keeps a copy of what another one alone has.
-
-    every:   0: it makes each update of the copy.  Else it keeps the gradients, and a part of the
-             state is sent anew in each step, all of it within so many.
-    apart:   rank r guards rank r - apart; those before rank 0 are the last ones.
-    """
-
-    every: int
-    apart: int = 1
-
-    def __str__(self) -> str:
-        how = f"log of {self.every} steps" if self.every else "updates"
-        return f"{how}, {self.apart} rank{'s' if self.apart > 1 else ''} further"
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,42 +143,11 @@ class Plan:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "schedule", any_schedule(self.schedule))
-        if list(self.cuts) != sorted(set(self.cuts)) or min(self.cuts, default=0) < 0:
-            raise PlanError(f"cuts {self.cuts} are not increasing numbers of cut points")
-        if len(self.cut_names) != len(self.cuts):
-            raise PlanError(f"{len(self.cut_names)} names for {len(self.cuts)} cuts")
-        for what in ("num_micro_batches", "num_ranks", "replicas"):
-            if getattr(self, what) < 1:
-                raise PlanError(f"{what} is {getattr(self, what)}; it must be 1 or more")
-        if self.early < 0:
-            raise PlanError(f"early is {self.early} computes; it must be 0 or more")
-        work = self.num_stages * self.num_micro_batches, self.num_ranks * self.replicas
-        if max(work) > _MOST_WORK:
-            counts = f"{work[0]} forwards of a pipeline, {work[1]} ranks"
-            raise PlanError(f"{counts}; neither can be above {_MOST_WORK}")
-        if len(set(self.hosts)) < len(self.hosts):
-            raise PlanError(f"hosts are {', '.join(self.hosts)}; each may appear once")
-        if self.buffers not in get_args(Buffers):
-            raise PlanError(f"buffers are {self.buffers!r}, not one of {get_args(Buffers)}")
-        if self.buffers == "one copy" and self.replicas > 1:
-            message = f"buffers need one copy of each stage, the plan has {self.replicas}"
-            raise PlanError(f"{message} replicas", hint="make the plan with 1 replica")
-        if self.sums not in (None, *get_args(Precision)):
-            raise PlanError(f"sums are in {self.sums!r}, not one of {get_args(Precision)}")
-        if not all(map(is_wire_bits, self.wire)):
-            raise PlanError(f"wire is {self.wire} bits; each is 2 to 16, or 32")
-        if self.compiled and self.rounds:
-            hint = "leave the wire as it is, or do not compile"
-            raise PlanError("compiled ops round in the last bit, and so would the wire", hint=hint)
-        _check_joined(self)
-        _check_split(self)
-        _check_recompute(self)
-        _check_offload(self)
-        _check_sharding(self)
-        _check_shares(self)
+        check_sizes(self)
+        check_together(self)
         object.__setattr__(self, "shares", unlike(self.shares))
         object.__setattr__(self, "parts", self.grid.uneven(self.parts))
-        _check_schedule(self)
+        check_schedule(self)
 
     @property
     def num_stages(self) -> int:
@@ -335,151 +289,6 @@ def _read(content: dict[str, Json]) -> Plan:
     except MisfitError as problem:
         raise problem.inside("joined") from None
     return typed(Plan, {name: v for name, v in content.items() if name not in made}, made=made)
-
-
-def _check_joined(plan: Plan) -> None:
-    """Raise where micro-batches cannot be joined so, or divided."""
-    joined = plan.joined
-    if joined <= 0 or (joined != int(joined) and Fraction(joined).numerator != 1):
-        raise PlanError(f"joined is {joined}; it must be 1 or more, or a part: 1/2, 1/3, ...")
-    if joined >= 1:
-        return
-    problem = "an asynchronous schedule" if has_window(plan.schedule) else ""
-    problem = "rounded messages" if plan.rounds else problem
-    problem = f"sums in {plan.sums}" if plan.sums else problem
-    if problem:
-        hint = "make the plan with the job's own micro-batches"
-        raise PlanError(f"micro-batches in {1 / joined} parts, with {problem}", hint=hint)
-    if joined * plan.step_micro_batches != int(joined * plan.step_micro_batches):
-        message = f"{plan.step_micro_batches} micro-batches of {joined} are no whole ones"
-        raise PlanError(message, hint="make the plan again with `penstock plan`")
-
-
-def _check_split(plan: Plan) -> None:
-    """Raise where what is in slices cannot be."""
-    names = [name for name, _ in plan.split]
-    if names != sorted({*names}) or any(count < 2 for _, count in plan.split):
-        message = f"split says {dict(plan.split)}, not slices of parameters by name"
-        raise PlanError(message, hint="give each parameter once, in 2 slices or more")
-    if plan.split and has_window(plan.schedule):
-        message = f"{name_of(plan.schedule)} reads older weights, of which there are no slices"
-        raise PlanError(message, hint="take a synchronous schedule, or leave all parameters whole")
-
-
-def _check_recompute(plan: Plan) -> None:
-    """Raise where what is to be repeated is not said of each stage, in order."""
-    if plan.recompute and len(plan.recompute) != plan.num_stages:
-        raise PlanError(f"recompute says {len(plan.recompute)} of {plan.num_stages} stages")
-    for stage, ops in enumerate(plan.recompute):
-        if not isinstance(ops, bool) and (not ops or list(ops) != sorted(set(ops))):
-            message = f"recompute of stage {stage} is {list(ops)}, no increasing numbers of ops"
-            raise PlanError(message, hint="give false, true, or the ops to repeat")
-
-
-def _check_offload(plan: Plan) -> None:
-    """Raise where what is to be offloaded cannot be."""
-    if plan.beside and all(word == "none" for word in plan.offload):
-        raise PlanError("copies run beside computes, and there are none", hint="offload something")
-    if plan.offload and len(plan.offload) != plan.num_stages:
-        raise PlanError(f"offload says {len(plan.offload)} of {plan.num_stages} stages")
-    for word in plan.offload:
-        if word not in get_args(Offloaded):
-            raise PlanError(f"offload says {word!r}, not one of {get_args(Offloaded)}")
-    for stage in copied_of(plan.schedule) if plan.offload else ():
-        if stage < len(plan.offload) and plan.offload[stage] in ("activations", "both", "all"):
-            message = f"{name_of(plan.schedule)} says what of stage {stage} is in far memory"
-            raise PlanError(message, hint="offload nothing else, or the state")
-    _check_far(plan)
-    if plan.clip and plan.post_validation and {"state", "both"} & set(plan.offload):
-        hint = "clip before the update, or do not offload the state"
-        raise PlanError("an update that may be undone needs the optimizer's state", hint=hint)
-
-
-def _check_far(plan: Plan) -> None:
-    """Raise where weights cannot be in far memory."""
-    if not plan.far:
-        return
-    if has_window(plan.schedule):
-        message = f"{name_of(plan.schedule)} reads older weights, which cannot be in far memory"
-        raise PlanError(message, hint="take a synchronous schedule, or offload the state only")
-    if plan.clip and plan.post_validation:
-        message = "an update that may be undone needs its weights"
-        raise PlanError(message, hint="clip before the update, or offload activations only")
-    whole = {s for s in plan.far if not plan.shard or plan.shard[s : s + 1] == ("replicate",)}
-    if plan.replicas > 1 and whole:
-        message = f"every replica would have stage {min(whole)} in far memory of its own"
-        raise PlanError(message, hint="divide such stages among the replicas: shard them")
-
-
-def _check_sharding(plan: Plan) -> None:
-    """Raise where what is to be sharded cannot be."""
-    if plan.shard and len(plan.shard) != plan.num_stages:
-        raise PlanError(f"shard says {len(plan.shard)} of {plan.num_stages} stages")
-    for word in plan.shard:
-        if word not in get_args(Sharding):
-            raise PlanError(f"shard says {word!r}, not one of {get_args(Sharding)}")
-    if plan.prefetch < 0 or (plan.prefetch and not (plan.shards or plan.far)):
-        message = f"prefetch is {plan.prefetch} stages"
-        hint = "give 0 or more" if plan.prefetch < 0 else "shard or offload weights, or give 0"
-        raise PlanError(message, hint=hint)
-    if found := misplaced(plan.parts, plan.grid):
-        raise PlanError(found[0], hint=found[1])
-    if not plan.shards and plan.parts:
-        raise PlanError("parts of stages, and none is divided", hint="shard something, or no parts")
-    if not plan.shards:
-        return
-    if plan.replicas == 1:
-        message = "shards are divided among replicas, and there is one"
-        raise PlanError(message, hint="give the plan 2 replicas or more")
-    if has_window(plan.schedule):
-        message = f"{name_of(plan.schedule)} reads older weights, of which there are no shards"
-        raise PlanError(message, hint="take a synchronous schedule, or replicate all stages")
-    if plan.clip and plan.post_validation:
-        message = "an update that may be undone cannot be that of a shard"
-        raise PlanError(message, hint="clip before the update, or replicate all stages")
-
-
-def _check_shares(plan: Plan) -> None:
-    """Raise where the shares are not those of the replicas."""
-    if found := misfit(plan.shares, plan.replicas, plan.num_micro_batches):
-        raise PlanError(found[0], hint=found[1])
-    is_fixed = isinstance(plan.schedule, Schedule) or has_window(plan.schedule)
-    if unlike(plan.shares) and is_fixed:
-        hint = "give all replicas the same share, or name the builder of a synchronous schedule"
-        message = f"shares are {written(plan.shares)}, by {name_of(plan.schedule)}"
-        raise PlanError(message, hint=hint)
-
-
-def _check_schedule(plan: Plan) -> None:
-    """Raise where the schedule is not of what the plan has, or has no end of a step."""
-    if plan.commits and (has_window(plan.schedule) or (plan.clip and plan.post_validation)):
-        what = "post_validation" if plan.clip and plan.post_validation else name_of(plan.schedule)
-        message = f"a step is to count once all ranks have come to its end; {what} updates before"
-        raise PlanError(message, hint="take a synchronous schedule, without post_validation")
-    if plan.guard is not None:
-        _check_guard(plan, plan.guard)
-    sizes = plan.num_stages, plan.num_micro_batches
-    if isinstance(plan.schedule, Recipe):
-        plan.schedule.check(plan.num_stages)
-        return
-    if has_window(plan.schedule):
-        message = f"{name_of(plan.schedule)} is written out for {plan.schedule.num_steps} steps"
-        hint = "a plan holds one synchronous step; name the builder of an asynchronous schedule"
-        raise PlanError(f"{message}, weights {plan.schedule.weight_rule.name}", hint=hint)
-    try:
-        built(plan.schedule, *sizes, num_ranks=plan.num_ranks)
-    except ScheduleError as problem:
-        raise PlanError(problem.message, hint=problem.hint) from problem
-
-
-def _check_guard(plan: Plan, guard: Guarding) -> None:
-    """Raise where no rank can keep a copy of what another one has."""
-    if guard.every < 0 or not 0 < guard.apart < plan.total_ranks:
-        message = f"guard is {guard.every} steps, {guard.apart} ranks apart of {plan.total_ranks}"
-        raise PlanError(message, hint="give 0 steps or more, and 1 to one less than all ranks")
-    if not plan.commits or plan.far:
-        message = "guards keep copies of steps that all ranks agree on, of weights that are near"
-        raise PlanError(message, hint="let the plan commit, and offload no weights")
 
 
 def schedule_of(plan: Plan, *, num_steps: int = 1, share: int | None = None) -> Schedule:

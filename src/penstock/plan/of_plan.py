@@ -6,11 +6,11 @@ from typing import NamedTuple
 from penstock.errors import ProgramError
 from penstock.graph.graph import Graph
 from penstock.graph.stages import Stages
-from penstock.plan import Plan
+from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.plan import Plan
 from penstock.program.lower import lower_schedule
-from penstock.program.lower_plan import lower_plan, stages_of
 from penstock.program.program import Program
-from penstock.schedule import Schedule
+from penstock.schedule.schedule import Schedule
 
 
 class Origin(NamedTuple):

@@ -23,7 +23,7 @@ from penstock.plan import (
     plan_by_hand,
     schedule_of,
 )
-from penstock.program.lower_plan import lower_plan, stages_of
+from penstock.plan.lower import lower_plan, stages_of
 from penstock.rules.rewrite import made_to_keep
 from penstock.rules.rule import Rule
 from penstock.rules.ruled import ruled

@@ -9,16 +9,17 @@ from penstock.graph.graph import Graph
 from penstock.graph.parts import word_of
 from penstock.graph.stages import Stage, StageEdge, Stages
 from penstock.graph.wire import message_bytes, summed_bytes
-from penstock.plan import Plan, check_fits, schedule_of
+from penstock.plan.plan import Plan, check_fits, schedule_of
 from penstock.program.edges import Edge, StageBytes, TiedGroup
 from penstock.program.lower import lower_schedule
 from penstock.program.passes.offload import offload
 from penstock.program.passes.receive_early import receive_early
 from penstock.program.passes.shard import shard
 from penstock.program.program import Program
-from penstock.schedule import Schedule, reads_alike
+from penstock.schedule.figures import reads_alike
 from penstock.schedule.orders import B
 from penstock.schedule.recipe import trains
+from penstock.schedule.schedule import Schedule
 
 
 def stages_of(plan: Plan, graph: Graph) -> Stages:

@@ -1,0 +1,85 @@
+"""Task: what the ranks of a run do of a plan, the same whoever drives them.
+
+A run on one host, under torchrun, with ranks that come and go and with one that joins: each hands
+its terms to `task_of`.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from penstock.plan.lower import stages_of
+from penstock.runtime.audited import Audits
+from penstock.runtime.folders import Keep
+from penstock.runtime.windows import Windows
+from penstock.training.choose import Choice
+from penstock.training.windows import CheckpointInterval, memory_window, windows_of
+
+if TYPE_CHECKING:
+    from penstock.runtime.control import Board
+    from penstock.runtime.worker import Task
+
+
+class TaskTerms(NamedTuple):
+    """What the ranks of a run have alike, whichever plan they run.
+
+    folder:       of the run.
+    num_steps:    of the whole run.
+    every, keep:  how often checkpoints are written, and which stay.
+    noise_every:  of how many steps one is watched for the noise of its gradients.
+    audits:       where steps are kept that the plain loop makes again; None: nowhere.
+    forgets:      whether they go on without what no checkpoint holds.
+    """
+
+    folder: Path
+    num_steps: int
+    every: CheckpointInterval
+    keep: Keep
+    noise_every: int
+    audits: Audits | None
+    forgets: bool
+
+
+def task_of(
+    terms: TaskTerms,
+    choice: Choice,
+    first_step: int,
+    checkpoint: Path | None,
+    board: "Board | None" = None,
+) -> "Task":
+    """Return what ranks do of a plan from a step on.
+
+    checkpoint:  from which they start; None: from the weights that the model makes.
+    """
+    from penstock.runtime.saver import SavePolicy
+    from penstock.runtime.worker import Task
+
+    plan, captured, every = choice.plan, choice.captured, terms.every
+    windows = windows_from(terms, choice, first_step)
+    return Task(
+        capture=captured,
+        stages=stages_of(plan, captured.graph),
+        job=choice.job,
+        windows=windows,
+        checkpoints=terms.folder / "checkpoints",
+        checkpoint_every=every.steps,
+        validate_every=choice.job.validate_every or 0,
+        every_s=every.seconds,
+        policy=SavePolicy(terms.keep, every.mtbf_s),
+        board=board,
+        resume=checkpoint,
+        memory_window=memory_window(windows),
+        compiled=plan.compiled,
+        joined=plan.joined,
+        noise_every=terms.noise_every,
+        audits=terms.audits,
+        forgets=terms.forgets,
+    )
+
+
+def windows_from(terms: TaskTerms, choice: Choice, first_step: int) -> Windows:
+    """Return the windows of all steps that are left; an asynchronous one ends at checkpoints."""
+    plan, every = choice.plan, choice.job.validate_every
+    drained = [terms.every.window_steps(plan.predicted.step_s if plan.predicted else None)]
+    drained += [every] if every else []
+    steps = range(first_step, terms.num_steps)
+    return windows_of(choice.captured.graph, plan, steps, drained)
