@@ -117,3 +117,24 @@ def anchors(text):
     """Return the anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", text, re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+READ_ALOUD = [
+    "graph",
+    "profile",
+    "estimate",
+    "schedule",
+    "cluster",
+    "timeline",
+    "simulate",
+    "fleet",
+    "report",
+]
+
+
+@pytest.mark.parametrize("room", READ_ALOUD)
+def test_docstrings_of_the_room_name_what_is_returned(room):
+    """A docstring begins with a noun: "the seconds of a sum", not "what a sum takes"."""
+    begins = re.compile(r'"""Return (what|which|how|those|of (which|what|how)|it)\b.*')
+    for path in (SRC / room).rglob("*.py"):
+        assert [found[0] for found in begins.finditer(path.read_text())] == [], path

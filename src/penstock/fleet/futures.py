@@ -200,7 +200,7 @@ def _alternating(
 
 
 def _pace(market: Market) -> Floats:
-    """Return how fast spells end in each hour after the market's beginning: [24]."""
+    """Return the rate at which spells end in each hour after the market's beginning: [24]."""
     if market.until_s < 3 * DAY_S:
         return np.ones(24)  # less than three days say nothing of the hour
     return by_hour(market.times_s, market.gone.sum(axis=1))

@@ -26,7 +26,7 @@ class GrowingTrace:
         self._market: Market | None = None
 
     def read(self) -> Market:
-        """Return what the trace tells by now.
+        """Return the trace as far as it has grown.
 
         Raises:   FleetError: it tells nothing, and never did.
         """

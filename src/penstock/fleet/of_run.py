@@ -113,7 +113,7 @@ class RunFigures:
 
 
 def figures_in(path: Path) -> RunFigures:
-    """Return what the run in a folder has measured, or the job of a TOML file says.
+    """Return the figures of the run in a folder, or of a TOML file.
 
     reform_s      mean pause of a change
     start_s       mean time from the order of machines until all were there, of a run that followed
@@ -172,7 +172,7 @@ def _checkpoint_s(folder: Path) -> float | None:
 
 
 def recorded(folder: Path, first_s: float = float("inf")) -> RunRecord:
-    """Return what the elastic run in `folder` was.
+    """Return the story of the elastic run in `folder`.
 
     first_s:  of generations that began later the speeds and pauses are not looked at: what is
               replayed of them is a prediction.
@@ -202,7 +202,7 @@ def _changes(folder: Path) -> list[_EventRow]:
 
 
 def _seconds(folder: Path) -> dict[int, float]:
-    """Return what each step took, by how many were done before it."""
+    """Return the seconds of each step, by the number of steps before it."""
     return {row.step - 1: row.seconds for row in _read(folder / "metrics.jsonl", _StepRow)}
 
 

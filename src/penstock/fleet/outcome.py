@@ -91,7 +91,7 @@ def judged(
     tick_s: float = 300.0,
     told: Callable[[int, int], None] | None = None,
 ) -> Outcomes:
-    """Return what each policy does in each future, beside the omniscient.
+    """Return the outcome of each policy in each future, beside the omniscient.
 
     told   is called with the replays done and those to do
     """

@@ -64,7 +64,7 @@ class Standing(NamedTuple):
 
 
 def so_far(markets: Sequence[Market], now_s: float, begun_s: float) -> Market:
-    """Return what markets have told by now; `begins_s` of it is on the run's clock.
+    """Return the markets so far as one, whose `begins_s` is on the run's clock.
 
     begun_s   when the run began, in seconds since 1970; times that are no dates count from there.
     What a pool offers before its first row: nothing.
@@ -102,7 +102,7 @@ def _until(market: Market, begins_s: float, now_s: float) -> Market:
 
 
 def wants(ruler: Ruler, job: FleetJob, market: Market, stands: Standing, aim: RunAim) -> Floats:
-    """Return how many machines a policy wants: [pool, kind], no more preemptible than offered.
+    """Return the machines that a policy wants: [pool, kind], no more preemptible than offered.
 
     market    as `so_far` gives it, with prices
     """
@@ -133,7 +133,7 @@ def _since_s(market: Market, row: int, need: float) -> float:
 
 
 def to_come(ruler: Ruler, job: FleetJob, market: Market, stands: Standing, aim: RunAim) -> Replayed:
-    """Return what becomes of the rest of a job if the market stays as it is now.
+    """Return the outcome of the rest of a job if the market stays as it is now.
 
     Machines that are held need no start, unless some are not ready.
     """

@@ -57,7 +57,7 @@ class ClusterSpeed:
 
     @property
     def mend(self) -> str:
-        """Return what to do about what holds it."""
+        """Return the remedy for the bottleneck."""
         return _MENDS[self.held_by]
 
 
@@ -110,7 +110,7 @@ class Detected(NamedTuple):
 
 
 def detect(speed: ClusterSpeed, observed: float) -> Detected:
-    """Return what holds a cluster of this observed speed, in steps per second.
+    """Return the bottleneck of a cluster with this observed speed, in steps per second.
 
     It is as predicted inside the interval, or above it: then what holds it is what was predicted
     to.  Below it something holds it that was not counted: which, the breakdown of a live run tells

@@ -337,7 +337,7 @@ def packing_costs(job: Job) -> tuple[PackCost, ...]:
 
 
 def _packing_cost(bits: int) -> PackCost:
-    """Return it from a tensor of one row, and from one of a usual message."""
+    """Return the cost of packing `bits`, from a tensor of one row and one of a usual message."""
     found: list[tuple[float, float, int]] = []
     for rows in _PACKED_ROWS:
         kind = TensorForm((rows, 256), torch.float32)

@@ -88,7 +88,7 @@ class Watched:
         return (self.num_steps - self.step) * measured_s or None
 
     def to_json(self) -> dict[str, Json]:
-        """Return it as JSON values."""
+        """Return the state of the run as JSON values."""
         generations = self.inputs.generations
         return {
             "folder": str(self.folder),

@@ -124,7 +124,7 @@ def _work(table: Floats, homes: IntArray, message_s: float) -> Clockwork:
 
 
 def _actions(table: Floats, homes: IntArray, message_s: float, room: Room) -> _Actions:
-    """Return what is known of each number of an action."""
+    """Return kind, neighbours, rank, seconds and room of each action, by number."""
     shape = 3, *homes.shape
     number = np.arange(3 * homes.size).reshape(shape)
     before, after = np.full((2, *shape), -1)

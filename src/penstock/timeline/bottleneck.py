@@ -104,7 +104,7 @@ class Bottleneck(NamedTuple):
                 return self.cause
 
     def to_json(self) -> dict[str, Json]:
-        """Return it as JSON values."""
+        """Return the bottleneck as JSON values."""
         return {**self._asdict(), "ranks": list(self.ranks)}
 
 
