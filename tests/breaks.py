@@ -2056,8 +2056,8 @@ BREAKS = (
     Break(
         "sent_dies_early",
         "graph/memory.py",
-        "lasting = owner.of_all(stay | handed)",
-        "lasting = owner.of_all(stay)",
+        "lasting = own.of_all(stay | handed)",
+        "lasting = own.of_all(stay)",
         ("tests/graph/test_memory.py",),
         "what is sent counted as freed before it is sent",
     ),

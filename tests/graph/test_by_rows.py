@@ -15,7 +15,7 @@ from penstock.graph.by_rows import LOSS_BACKWARD, loss_backward, taken_apart
 from penstock.graph.code import callable_of, function_of
 from penstock.graph.cut import cut
 from penstock.graph.fuse import fused_function_of
-from penstock.graph.memory import segment_memory
+from penstock.graph.memory import MemoryOwner, segment_memory
 from penstock.graph.trace import Capture, capture
 from penstock.job import Job
 from penstock.profile.measure import inputs_of
@@ -109,7 +109,7 @@ def test_what_is_predicted_to_be_held_is_one_gradient_less() -> None:
     (stage,) = cut(graph).stages
     logits = 4 * ROWS * CLASSES
     assert graph.nodes[at].size_bytes == logits
-    backward = segment_memory(graph, stage.backward, set())
+    backward = segment_memory(MemoryOwner(graph, set()), stage.backward)
     assert logits <= backward.peak < 1.5 * logits  # the softmax is there before
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from penstock.graph.cut import cut
-from penstock.graph.cut_points import find_cut_points, free_ops, written_buffers
+from penstock.graph.cut_points import find_cut_points
 from penstock.graph.graph import Graph
 from penstock.graph.trace import trace
 from tests.graph.zoo import JOBS, D, floats, job_of
@@ -80,7 +80,7 @@ def free_targets(forward: Callable[[nn.Module, Tensor], Tensor]) -> set[str]:
             return self.linear(forward(self, x))
 
     graph = trace(job_of(Model, floats(4, D)))
-    rows = zip(graph.nodes, free_ops(graph), strict=True)
+    rows = zip(graph.nodes, graph.free, strict=True)
     return {node.target for node, free in rows if free and node.kind == "op" and node.phase == "F"}
 
 
@@ -127,9 +127,9 @@ def test_views_of_weights_are_made_again_in_the_backward_pass() -> None:
 
 def test_buffers_that_a_step_writes_are_known() -> None:
     graph = traced("batch_norm")
-    names = {graph.nodes[i].name.rpartition(".")[2] for i in written_buffers(graph)}
+    names = {graph.nodes[i].name.rpartition(".")[2] for i in graph.written}
     assert names == {"running_mean", "running_var", "num_batches_tracked"}
-    assert written_buffers(traced("batch_norm_eval")) == set()
+    assert traced("batch_norm_eval").written == set()
 
 
 class Recurrent(nn.Module):

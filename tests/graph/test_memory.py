@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.graph.cut import cut
-from penstock.graph.memory import peak_with_workspace, segment_memory
+from penstock.graph.memory import MemoryOwner, peak_with_workspace, segment_memory
 from penstock.graph.stages import Segment, Stages
 from penstock.graph.trace import Capture, capture
 from penstock.profile.measure import inputs_of, workspaces
@@ -71,7 +71,7 @@ def test_ops_that_are_repeated_are_not_all_there_at_once() -> None:
 
 
 def memory(*ops: int, received: set[int] = frozenset(), **segment) -> tuple[int, int]:
-    return segment_memory(GRAPH, Segment("F", ops=ops, **segment), received)[::2]
+    return segment_memory(MemoryOwner(GRAPH, received), Segment("F", ops=ops, **segment))[::2]
 
 
 def test_value_dies_at_its_last_use() -> None:
@@ -101,4 +101,47 @@ def test_view_of_what_is_not_counted_costs_nothing_but_a_message_of_it_does() ->
 
 def test_workspace_is_held_while_its_op_runs() -> None:
     workspace = (0, 0, 0, 100, 7, 0, 0)
-    assert segment_memory(GRAPH, Segment("F", ops=(3, 4)), set(), workspace)[::2] == (124, 0)
+    assert segment_memory(MemoryOwner(GRAPH, set()), Segment("F", ops=(3, 4)), workspace)[::2] == (
+        124,
+        0,
+    )
+
+
+# -- the definition, value by value ----------------------------------------------------------------
+
+
+def by_definition(own: MemoryOwner, segment: Segment) -> tuple[int, int, int]:
+    """Return peak, end and change by asking of each op for every value whether it is there."""
+    nodes, ops = own.graph.nodes, segment.ops
+    root = {value: own.of(value) for op in ops for value in own.graph.reads[op]}
+    stay = own.of_all({*segment.keeps} | ({*segment.inputs} - {*segment.takes}))
+    handed = own.of_all([*(v for _, vs in segment.sends for v in vs)])
+    handed |= own.of_all(v for _, v in segment.gradients) | own.of_all(own.graph.told & {*ops})
+    first = dict.fromkeys(own.of_all(segment.inputs), -1)
+    for at, op in enumerate(ops):
+        first.setdefault(root[op], at)
+    last = {root[v]: at for at, op in enumerate(ops) for v in own.graph.reads[op]}
+    dies = {r: last[r] for r in first if r in last and r not in stay | handed}
+    size = {r: nodes[r].size_bytes if nodes[r].kind == "op" else 0 for r in first}
+    came = sum(size[r] for r in own.of_all(segment.arrives))
+
+    def held(at: int, gone: int) -> int:
+        made = sum(size[r] for r in first if 0 <= first[r] <= at)
+        return came + made - sum(size[r] for r in dies if dies[r] < gone)
+
+    end = held(len(ops), len(ops))
+    left = sum(size[r] for r in first if r not in dies and r not in stay)
+    return max([came, *(held(at, at) for at in range(len(ops)))]), end, end - left
+
+
+@pytest.mark.parametrize("name", ["unet", "batch_norm", "tied", "crossing"])
+def test_bytes_of_a_segment_are_those_of_the_values_that_live_in_it(name: str) -> None:
+    captured = capture(JOBS[name])
+    for stages in cuttings(captured):
+        for stage in stages.stages:
+            brought = {v for e in stages.edges if e.target == stage.index for v in e.values}
+            own = MemoryOwner(captured.graph, brought)
+            for kind in ("F", "B", "I", "W"):
+                segment = stage.segment(kind)
+                assert segment_memory(own, segment) == by_definition(own, segment)
+                assert segment.peak_bytes == by_definition(own, segment)[0]

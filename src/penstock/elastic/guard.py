@@ -30,7 +30,6 @@ from penstock.elastic.moving import PIECE_BYTES, Passing, held_row, receiver, ro
 from penstock.elastic.record import ALIGN_BYTES, HEAD_BYTES, Head, RecordLayout, Slot, slots_in
 from penstock.elastic.words import HeldTensor
 from penstock.errors import RunError
-from penstock.graph.cut_points import written_buffers
 from penstock.program.alone import alone
 from penstock.program.program import Program, Reduce
 from penstock.runtime.clearing import LEFT
@@ -111,7 +110,7 @@ class _Giver:
 
     def __init__(self, rank: Rank, program: Program, every: int) -> None:
         self.weights = [rank.weights[stage] for stage in alone(program)[rank.rank]]
-        written = written_buffers(rank.capture.graph)
+        written = rank.capture.graph.written
         self.buffers = {
             f"buffers/{w.buffer_names[node]}": value
             for w in self.weights

@@ -10,7 +10,6 @@ import torch
 
 from penstock.elastic.vote import Vote, Wishes
 from penstock.elastic.words import Told
-from penstock.graph.cut_points import written_buffers
 from penstock.program.alone import alone
 from penstock.runtime import worker
 from penstock.runtime.audited import keeper_of
@@ -65,7 +64,7 @@ class GenerationSteps:
             part = partial(worker.state_of, rank)
             self.watch.keeper = keeper_of(rank, task.audits, part, attempt)
         rank.guard = self.watch.meter.inside(rank.guard)
-        written = written_buffers(rank.capture.graph)
+        written = rank.capture.graph.written
         self.buffers = [
             value for w in rank.weights.values() for n, value in w.buffers.items() if n in written
         ]

@@ -11,7 +11,6 @@ from itertools import chain
 from typing import NamedTuple
 
 from penstock.errors import GraphError
-from penstock.graph.cut_points import written_buffers
 from penstock.graph.graph import Graph, Phase
 from penstock.graph.owners import Owners, gradient_parts, owners_of
 from penstock.graph.segments import StageDemand, segments_of
@@ -174,7 +173,7 @@ def _check_repeated(graph: Graph, again: Sequence[Recompute]) -> None:
 
 
 def _check_buffers(graph: Graph, asked: Sequence[StageDemand]) -> None:
-    for buffer in sorted(written_buffers(graph)):
+    for buffer in sorted(graph.written):
         readers = [
             one.stage
             for one in asked

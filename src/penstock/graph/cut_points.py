@@ -14,7 +14,7 @@ def find_cut_points(graph: Graph) -> tuple[CutPoint, ...]:
 
     A place is kept where no neighbouring place lets fewer bytes cross, and only with work
     before and after it.  Every forward value that is read later crosses, but what each stage
-    can compute for itself (see `free_ops`).  Behind a slice of a parameter (split.py) there is
+    can compute for itself (see `Graph.free`).  Behind a slice of a parameter (split.py) there is
     one in any case, but for the last slices of all, which have nothing but the loss behind them.
     """
     crossing = _crossing_bytes(graph)
@@ -89,38 +89,6 @@ def block_of(module: str) -> str:
     return ".".join(parts[: next(numbered, -1) + 1])
 
 
-def free_ops(graph: Graph) -> list[bool]:
-    """Return for each op whether any stage may repeat it instead of receiving its value.
-
-    Such an op draws no random numbers, costs about as little as a copy, and reads either the batch,
-    constants and buffers that no step changes (masks, positions), or one parameter and
-    nothing else (views, casts).
-    """
-    written, free, of_parameter = written_buffers(graph), list[bool](), list[bool]()
-    for node in graph.nodes:
-        if node.kind != "op":
-            free.append(node.kind != "scale")
-            of_parameter.append(node.kind == "parameter")
-            continue
-        light = node.effect == "pure" and node.flop <= 4 * max(1, _elements(node))
-        alone = len(set(node.inputs)) == 1 or not any(of_parameter[i] for i in node.inputs)
-        stays = light and alone and not written & set(node.inputs)
-        free.append(stays and all(free[i] for i in node.inputs))
-        of_parameter.append(free[-1] and any(of_parameter[i] for i in node.inputs))
-    return free
-
-
-def written_buffers(graph: Graph) -> set[int]:
-    """Return the buffers that a step changes."""
-    written: set[int] = set()
-    for node in graph.nodes:
-        if node.effect == "writes":
-            written.add(node.inputs[0])
-        elif node.effect == "mutates":
-            written |= {i for i in node.inputs if graph.nodes[i].kind == "buffer"}
-    return written
-
-
 def _elements(node: Node) -> int:
     return math.prod(node.shape)
 
@@ -143,7 +111,7 @@ def _last_uses(graph: Graph) -> dict[int, int]:
 
     A backward op reads it at the place of its origin.
     """
-    free, last = free_ops(graph), dict[int, int]()
+    free, last = graph.free, dict[int, int]()
     for i, node in enumerate(graph.nodes):
         place = max(_places(graph, i))
         if node.phase == "B":
@@ -166,7 +134,7 @@ def _forbidden(graph: Graph) -> list[bool]:
         node = graph.nodes[value]
         if not node.dtype or (not node.shape and not node.size_bytes):
             ranges.append((value, last, 1))
-    for buffer in written_buffers(graph):
+    for buffer in graph.written:
         users = [i for i in graph.users[buffer] if graph.nodes[i].phase == "F"]
         places = [i for user in users for i in _places(graph, user)]
         ranges.append((min(places), max(places), 1))

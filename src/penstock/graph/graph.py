@@ -8,6 +8,7 @@ forward op whose autograd node issued it; that is all that is needed to cut the 
 
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -142,6 +143,48 @@ class Graph:
             for source in set(node.inputs):
                 users[source].append(index)
         return tuple(map(tuple, users))
+
+    @cached_property
+    def reads(self) -> tuple[tuple[int, ...], ...]:
+        """Return for each node itself and the nodes that it reads."""
+        return tuple((index, *node.inputs) for index, node in enumerate(self.nodes))
+
+    @cached_property
+    def made_bytes(self) -> tuple[int, ...]:
+        """Return for each node the bytes that a step makes of it: those of ops."""
+        return tuple(node.size_bytes if node.kind == "op" else 0 for node in self.nodes)
+
+    @cached_property
+    def written(self) -> frozenset[int]:
+        """Return the buffers that a step changes."""
+        written: set[int] = set()
+        for node in self.nodes:
+            if node.effect == "writes":
+                written.add(node.inputs[0])
+            elif node.effect == "mutates":
+                written |= {i for i in node.inputs if self.nodes[i].kind == "buffer"}
+        return frozenset(written)
+
+    @cached_property
+    def free(self) -> tuple[bool, ...]:
+        """Return for each node whether any stage may repeat it instead of receiving its value.
+
+        Such an op draws no random numbers, costs about as little as a copy, and reads either the
+        batch, constants and buffers that no step changes (masks, positions), or one parameter and
+        nothing else (views, casts).
+        """
+        free, of_parameter = list[bool](), list[bool]()
+        for node in self.nodes:
+            if node.kind != "op":
+                free.append(node.kind != "scale")
+                of_parameter.append(node.kind == "parameter")
+                continue
+            light = node.effect == "pure" and node.flop <= 4 * max(1, math.prod(node.shape))
+            alone = len(set(node.inputs)) == 1 or not any(of_parameter[i] for i in node.inputs)
+            stays = light and alone and self.written.isdisjoint(node.inputs)
+            free.append(stays and all(free[i] for i in node.inputs))
+            of_parameter.append(free[-1] and any(of_parameter[i] for i in node.inputs))
+        return tuple(free)
 
     @cached_property
     def learned(self) -> frozenset[int]:

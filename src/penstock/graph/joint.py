@@ -150,12 +150,12 @@ def joint_memory(
     now = peak = 0
     if whole:
         inner = stage.input_gradient
-        before, _, change = segment_memory(graph, inner, received, workspace_bytes)
+        before, _, change = segment_memory(held, inner, workspace_bytes)
         sent = sum(held.size_bytes(held.of(v)) for _, values in inner.sends for v in values)
         for _ in range(count):
             peak = max(peak, now + before)
             now += change + sent
-    before, _, change = segment_memory(graph, joint.each, received, workspace_bytes)
+    before, _, change = segment_memory(held, joint.each, workspace_bytes)
     for _ in range(count):
         peak = max(peak, now + before)
         now += change

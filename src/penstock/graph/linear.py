@@ -17,7 +17,6 @@ import torch
 from torch import fx
 
 from penstock import _compat
-from penstock.graph.cut_points import written_buffers
 from penstock.graph.functional import BACKWARD_OF_HIDDEN, custom, mutates
 from penstock.graph.graph import Node
 from penstock.graph.trace import Capture
@@ -80,7 +79,7 @@ def crooked(capture: Capture) -> dict[str, str]:
     on the old one too.
     """
     graph = capture.graph
-    written = {graph.nodes[at].name for at in written_buffers(graph)}
+    written = {graph.nodes[at].name for at in graph.written}
     if not written:
         return {}
     forms = _Forms(capture, written)

@@ -28,7 +28,8 @@ def peak_with_workspace(
     """
     segment = stages.stages[stage].segment(kind)
     received = {v for e in stages.edges if e.target == stage for v in e.values}
-    return segment_memory(graph, segment, received, workspace_bytes, made=made).peak
+    own = MemoryOwner(graph, received)
+    return segment_memory(own, segment, workspace_bytes, made=made).peak
 
 
 class SegmentMemory(NamedTuple):
@@ -42,9 +43,8 @@ class SegmentMemory(NamedTuple):
 
 
 def segment_memory(
-    graph: Graph,
+    own: "MemoryOwner",
     segment: Segment,
-    received: AbstractSet[int],
     workspace_bytes: Sequence[int] = (),
     *,
     made: AbstractSet[int] = frozenset(),
@@ -55,29 +55,31 @@ def segment_memory(
     `inputs` stay; `keeps` outlive the segment; what is sent, a gradient, the loss or a figure
     lives to its end.  `workspace_bytes` of each node of the graph are held only while it runs.
 
-    received:  all values that messages bring to the segment's stage, forward or backward.
+    own:       of all values that messages bring to the segment's stage, forward or backward.
     made:      parameters that live as values do, from their first use.
     Ignores:   what an allocator rounds up; gaps in a value that was written into a slice.
     """
-    owner = MemoryOwner(graph, received, made)
+    graph = own.graph
     told = graph.told & set(segment.ops)
     handed = {v for _, values in segment.sends for v in values} | told
     handed |= {v for _, v in segment.gradients}
     stay = set(segment.keeps) | (set(segment.inputs) - set(segment.takes))
-    lasting = owner.of_all(stay | handed)
-    dies = _last_uses(graph, segment, owner, lasting)
-    held = owner.of_all(segment.inputs)
-    now = peak = sum(owner.size_bytes(root) for root in owner.of_all(segment.arrives))
+    lasting = own.of_all(stay | handed)
+    dies = _last_uses(graph, segment, own, lasting)
+    sizes = _sizes(graph, made)
+    held = own.of_all(segment.inputs)
+    now = peak = sum(sizes[root] for root in own.of_all(segment.arrives))
     for op in segment.ops:
-        for root in {owner.of(value) for value in (op, *(made & set(graph.nodes[op].inputs)))}:
-            if root not in held:
+        for value in (op, *(made & set(graph.nodes[op].inputs))) if made else (op,):
+            if (root := own[value]) not in held:
                 held.add(root)
-                now += owner.size_bytes(root)
+                now += sizes[root]
         peak = max(peak, now + (workspace_bytes[op] if workspace_bytes else 0))
-        dead = dies.get(op, set[int]()) & held
-        held -= dead
-        now -= sum(map(owner.size_bytes, dead))
-    return SegmentMemory(peak, now, now - sum(map(owner.size_bytes, held - owner.of_all(stay))))
+        for root in dies.get(op, ()):
+            if root in held:
+                held.remove(root)
+                now -= sizes[root]
+    return SegmentMemory(peak, now, now - sum(sizes[root] for root in held - own.of_all(stay)))
 
 
 def moved(graph: Graph, stages: Stages, stage: int) -> tuple[tuple[int, ...], ...]:
@@ -130,45 +132,52 @@ def _owner(graph: Graph, stages: Stages, stage: int) -> "MemoryOwner":
 
 
 def _last_uses(
-    graph: Graph, segment: Segment, owner: "MemoryOwner", lasting: AbstractSet[int]
-) -> dict[int, set[int]]:
+    graph: Graph, segment: Segment, own: "MemoryOwner", lasting: AbstractSet[int]
+) -> dict[int, list[int]]:
     """Return for each op the memories that nothing reads after it."""
     last: dict[int, int] = {}
+    reads = graph.reads
     for op in segment.ops:
-        for value in (op, *graph.nodes[op].inputs):
-            last[owner.of(value)] = op
-    dies: dict[int, set[int]] = {}
+        for value in reads[op]:
+            last[own[value]] = op
+    dies: dict[int, list[int]] = {}
     for root, op in last.items():
         if root not in lasting:
-            dies.setdefault(op, set()).add(root)
+            dies.setdefault(op, []).append(root)
     return dies
 
 
-class MemoryOwner:
-    """Finds the value that owns the memory of another, inside one stage, and its bytes."""
+class MemoryOwner(dict[int, int]):
+    """By value, the one that owns its memory inside one stage: found when it is asked for."""
 
-    def __init__(
-        self, graph: Graph, received: AbstractSet[int], made: AbstractSet[int] = frozenset()
-    ) -> None:
-        self.graph, self.received, self.made = graph, received, made
-        self.known: dict[int, int] = {}
+    def __init__(self, graph: Graph, received: AbstractSet[int]) -> None:
+        self.graph, self.received = graph, received
+
+    def __missing__(self, value: int) -> int:
+        nodes = self.graph.nodes
+        root = nodes[value].storage
+        if value in self.received:
+            root = value
+        elif root != value:
+            shared = (k for k in nodes[value].inputs if nodes[k].storage == root)
+            source = next(shared, None)
+            root = root if source is None else self[source]
+        self[value] = root
+        return root
 
     def of(self, value: int) -> int:
-        if value not in self.known:
-            self.known[value] = self._find(value)
-        return self.known[value]
+        return self[value]
 
     def of_all(self, values: Iterable[int]) -> set[int]:
-        return {self.of(value) for value in values}
-
-    def _find(self, value: int) -> int:
-        node = self.graph.nodes[value]
-        if value in self.received or node.storage == value:
-            return value
-        shared = (k for k in node.inputs if self.graph.nodes[k].storage == node.storage)
-        source = next(shared, None)
-        return node.storage if source is None else self.of(source)
+        return {self[value] for value in values}
 
     def size_bytes(self, root: int) -> int:
-        node = self.graph.nodes[root]
-        return node.size_bytes if node.kind == "op" or root in self.made else 0
+        return self.graph.made_bytes[root]
+
+
+def _sizes(graph: Graph, made: AbstractSet[int]) -> Sequence[int]:
+    """Return the bytes of each value that a step makes, and those of parameters that it makes."""
+    if not made:
+        return graph.made_bytes
+    rows = enumerate(graph.made_bytes)
+    return [graph.nodes[at].size_bytes if at in made else size for at, size in rows]

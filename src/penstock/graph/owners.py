@@ -4,14 +4,13 @@
   stage that makes the new value.
 - A backward op belongs to the stage of its origin, or to the lowest stage whose gradients it
   reads, where that is lower: so gradients only ever travel towards the input.
-- A free op (`free_ops`) belongs to nobody: every stage that needs its value repeats it.
+- A free op (`Graph.free`) belongs to nobody: every stage that needs its value repeats it.
 """
 
 import bisect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from penstock.graph.cut_points import free_ops, written_buffers
 from penstock.graph.graph import Graph, Phase
 
 
@@ -69,7 +68,7 @@ class Owners:
 
 def owners_of(graph: Graph, places: Sequence[int]) -> Owners:
     """Return the owner of every node if `graph` is cut before the nodes `places`."""
-    free = tuple(free_ops(graph))
+    free = graph.free
     stage_of = _stages_of_nodes(graph, places, free)
     count = len(places) + 1
     bare = Owners(graph, count, free, stage_of, (frozenset[int](),) * count, _once(graph))
@@ -119,7 +118,7 @@ def _stages_of_nodes(graph: Graph, places: Sequence[int], free: Sequence[bool]) 
 
 def _once(graph: Graph) -> frozenset[int]:
     """Return the ops whose value depends on when they run."""
-    written, found = written_buffers(graph), set[int]()
+    written, found = graph.written, set[int]()
     for i, node in enumerate(graph.nodes):
         reads = node.kind == "op" and node.effect == "pure" and written & set(node.inputs)
         if reads or (node.target == "getitem" and node.inputs[0] in found):

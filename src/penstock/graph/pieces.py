@@ -7,7 +7,7 @@ its ops if it has none of these: lighter ones, like norms and sums, go where the
 import bisect
 import itertools
 
-from penstock.graph.cut_points import free_ops, heavy_ops
+from penstock.graph.cut_points import heavy_ops
 from penstock.graph.graph import Graph
 from penstock.graph.parts import key_in
 
@@ -26,7 +26,7 @@ def modules_by_piece(graph: Graph) -> tuple[frozenset[str], ...]:
 
 def owners_by_piece(graph: Graph) -> tuple[frozenset[str], ...]:
     """Return for each piece the paths of the modules whose parameters its forward ops read."""
-    places, free = [point.at for point in graph.cut_points], free_ops(graph)
+    places, free = [point.at for point in graph.cut_points], graph.free
     held: list[set[str]] = [set() for _ in range(len(places) + 1)]
     reads: list[frozenset[str]] = []  # of each node, the owners of what it is a view of
     for at, node in enumerate(graph.nodes):

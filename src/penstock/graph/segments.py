@@ -51,8 +51,10 @@ def segments_of(
     if not asked.backward_sends:
         inner = Segment("I", inputs=make.late, keeps=make.late, arrives=make.late)
         outer = replace(whole, kind="W", arrives=())
-    first = make.measured(make.forward())
-    return first, make.measured(whole), make.measured(inner), make.measured(outer)
+    first, whole, inner = (make.measured(each) for each in (make.forward(), whole, inner))
+    is_whole = not asked.backward_sends and not make.late
+    outer = replace(whole, kind="W") if is_whole else make.measured(outer)
+    return first, whole, inner, outer
 
 
 def repeated(owners: Owners, asked: StageDemand, recompute: Recompute) -> tuple[set[int], set[int]]:
@@ -113,6 +115,7 @@ class _Maker:
         self.inner = self._input_gradient_ops()
         left = set(asked.backward_ops - self.inner)
         parts = {value for _, value in asked.gradients}
+        self.own = MemoryOwner(owners.graph, asked.received | asked.late)
         self.outer, self.handed = owners.needed(parts, asked.stage, "B", left)
 
     def forward(self) -> Segment:
@@ -159,11 +162,10 @@ class _Maker:
 
     def measured(self, segment: Segment) -> Segment:
         """Return `segment` with FLOP and bytes, its ops in the order that holds least."""
-        received = self.asked.received | self.asked.late
-        peak, _, change = segment_memory(self.owners.graph, segment, received)
+        peak, _, change = segment_memory(self.own, segment)
         if self.again.intersection(segment.ops) and segment.kind != "F":
             later = replace(segment, ops=tuple(self._as_read(segment.ops)))
-            least, _, _ = segment_memory(self.owners.graph, later, received)
+            least, _, _ = segment_memory(self.own, later)
             if least < peak:
                 segment, peak = later, least
         flop = sum(self.nodes[i].flop for i in segment.ops)

@@ -34,7 +34,7 @@ from penstock.graph.batch import BatchKey, count, describe, key_of, with_strides
 from penstock.graph.caches import RemadeError, fill_caches, remade
 from penstock.graph.constants import KnownValues
 from penstock.graph.contents import own, rebuilt
-from penstock.graph.cut_points import find_cut_points, written_buffers
+from penstock.graph.cut_points import find_cut_points
 from penstock.graph.dynamo import Forward, forward_by_dynamo
 from penstock.graph.functional import (
     UntraceableError,
@@ -382,7 +382,7 @@ class _TracedStep:
         capture = self._as_capture(traced, asked and asked.answers())
         refuse_generators(capture.constants.values())
         plain.refuse_replaced(capture.constants.values())
-        written = {capture.graph.nodes[i].name for i in written_buffers(capture.graph)}
+        written = {capture.graph.nodes[i].name for i in capture.graph.written}
         refuse_written(self.model, written)
         refuse_read(self.model, capture.constants.values(), written)
         return capture

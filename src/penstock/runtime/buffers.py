@@ -13,7 +13,6 @@ uncut model runs eagerly on two micro-batches, the first time so that it is seen
 bits, and c must be the same everywhere.
 """
 
-from penstock.graph.cut_points import written_buffers
 from penstock.graph.linear import crooked
 from penstock.graph.trace import Capture
 from penstock.job import Job
@@ -39,7 +38,7 @@ def buffer_laws(job: Job, capture: Capture | None = None) -> dict[str, BufferLaw
 
     Raises:   JobError: the model or the loss raises, or there is no data.
     """
-    if capture is not None and not written_buffers(capture.graph):
+    if capture is not None and not capture.graph.written:
         return {}
     return settled(measured_laws(job), capture)
 

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from penstock.errors import PlanError
-from penstock.graph.cut_points import written_buffers
 from penstock.graph.stages import Stages
 from penstock.graph.trace import Capture
 from penstock.job import Job
@@ -58,7 +57,7 @@ def carries_of(
     Raises:   PlanError: a buffer has to see all micro-batches in order, and would not.
     """
     held = list({id(program): program for program in programs}.values())
-    written, found = written_buffers(capture.graph), dict[int, Carry]()
+    written, found = capture.graph.written, dict[int, Carry]()
     for stage in stages.stages:
         names = [capture.graph.nodes[node].name for node in stage.buffers if node in written]
         groups = _groups(held, stage.index, by_replica=job.buffers == "per replica")

@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.device import of
-from penstock.graph.cut_points import written_buffers
 from penstock.program.program import Program, Reduce
 from penstock.program.provisional import provisional_ends, sent_until
 from penstock.runtime.calls import Bound
@@ -137,7 +136,7 @@ class Provisional:
         self, rank: "Rank", program: Program, ends: NDArray[np.int64], done: Sequence[Bound]
     ) -> None:
         self.rank, self.done = rank, [bound for bound in done if bound.lane != "data"]
-        written = written_buffers(rank.capture.graph)
+        written = rank.capture.graph.written
         held = (rank.weights_of(stage).buffers for stage in program.stages_of(rank.rank))
         self.buffers = [value for some in held for node, value in some.items() if node in written]
         self.before: list[Tensor] = []

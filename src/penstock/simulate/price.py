@@ -13,6 +13,7 @@ from penstock.errors import ProfileError
 from penstock.graph.graph import Graph
 from penstock.graph.joint import joint_memory, joint_of
 from penstock.graph.memory import (
+    MemoryOwner,
     moved,
     moved_bytes,
     peak_with_workspace,
@@ -444,10 +445,8 @@ def _whole(graph: Graph, stages: Stages, ways: Ways) -> tuple[tuple[int, ...], .
 def _end_bytes(graph: Graph, stages: Stages, stage: Stage) -> int:
     """Return the bytes that B or W of a stage has added when its last op ends."""
     received = {v for e in stages.edges if e.target == stage.index for v in e.values}
-    ends = (
-        segment_memory(graph, each, received).end
-        for each in (stage.backward, stage.weight_gradient)
-    )
+    own = MemoryOwner(graph, received)
+    ends = (segment_memory(own, each).end for each in (stage.backward, stage.weight_gradient))
     return max(ends)
 
 

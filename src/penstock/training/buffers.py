@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from penstock.errors import PlanError
-from penstock.graph.cut_points import written_buffers
 from penstock.graph.graph import Graph
 from penstock.job import Job
 from penstock.plan.plan import Decision, Plan, is_asynchronous
@@ -56,7 +55,7 @@ def check_chosen(plan: Plan, job: Job, graph: Graph) -> None:
         message = f"the plan sums gradients over ranks that travel {own}; Job.sums says {asked}"
         raise PlanError(message, hint=f"make a new plan, or set Job.sums={plan.sums!r}")
     replicas = "per replica"
-    if (plan.buffers == replicas) == (job.buffers == replicas) or not written_buffers(graph):
+    if (plan.buffers == replicas) == (job.buffers == replicas) or not graph.written:
         return
     message = f'the plan has buffers "{plan.buffers}", and Job.buffers is "{job.buffers}"'
     raise PlanError(message, hint="make a new plan, or set Job.buffers to what the plan says")
