@@ -476,6 +476,9 @@ def test_a_rank_alone_sums_over_gloo() -> None:
     own = torch.ones(2)
     group.allreduce([own]).wait()
     assert own.tolist() == [1.0, 1.0]
+    _compat.gather_flat(group, own, own).wait()
+    _compat.scatter_flat(group, own, own).wait()
+    assert own.tolist() == [1.0, 1.0]
 
 
 def test_scripted_function_runs_the_same_ops_in_every_call() -> None:

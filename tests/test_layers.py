@@ -102,6 +102,7 @@ TORCH_FILES = {
     "graph/joined/losses.py",
     "graph/joined/rules.py",
     "profile/fused.py",
+    "profile/marks.py",
     "profile/measure.py",
 }
 

@@ -63,6 +63,7 @@ __all__ = [
     "dynamo_scalars",
     "fake_mode",
     "forget_parent_process",
+    "gather_flat",
     "gloo_group",
     "gradient_norms",
     "groups_by_dtype",
@@ -88,6 +89,7 @@ __all__ = [
     "packet_of",
     "pytree",
     "reparametrize",
+    "scatter_flat",
     "schema_of",
     "scripts_as_written",
     "storage_key",
@@ -616,6 +618,16 @@ def gloo_group(store: Any, rank: int, size: int, address: str, timeout: timedelt
     options._devices = [gloo.create_device(hostname=address)]
     options._timeout, options._threads = timeout, 2
     return gloo(store, rank, size, options)
+
+
+def gather_flat(group: Any, whole: torch.Tensor, own: torch.Tensor) -> dist.Work:
+    """Begin to fill in the parts of all ranks of a group, alike; `own` may lie in `whole`."""
+    return group._allgather_base(whole, own)
+
+
+def scatter_flat(group: Any, own: torch.Tensor, whole: torch.Tensor) -> dist.Work:
+    """Begin to sum `whole` over the ranks of a group into the part of each, likewise."""
+    return group._reduce_scatter_base(own, whole)
 
 
 def nccl_group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:

@@ -6,7 +6,11 @@ on it have a process each, which enters its own before all else.  What else of i
 here, filled by torch's module of its kind; another kind needs a row in KINDS.
 """
 
+import mmap
 import os
+import time
+import weakref
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
@@ -17,6 +21,7 @@ import torch.distributed as dist
 
 KINDS = ("cuda",)  # on which Penstock computes; what else there is stays idle (`idle_kind`)
 CPU = "cpu"
+_MOST_OF_PCIE = 64e9  # bytes/s one way of 16 lanes of its fifth generation
 _RESERVE_BYTES, _RESERVE = 512 << 20, 0.03  # of an accelerator's memory; not measured yet
 
 
@@ -123,6 +128,36 @@ class Device:
             self.current_stream().synchronize()
         return [float(number) for number in found.unbind()]
 
+    # -- a clock ----------------------------------------------------------------------------------
+
+    def mark(self) -> Any:
+        """Return this moment of what is done here: of the clock, or of the current stream."""
+        if not self.is_queued:
+            return time.perf_counter()
+        event = self._of_kind.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds_between(self, start: Any, end: Any) -> float:
+        """Return the seconds from one mark to a later one; the host waits for that."""
+        if not self.is_queued:
+            return end - start
+        end.synchronize()
+        return 1e-3 * start.elapsed_time(end)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Return the cache that an accelerator's kernels share; 0 where nobody says."""
+        about = None if self.is_cpu else self._of_kind.get_device_properties(self.index)
+        return int(getattr(about, "L2_cache_size", 0))
+
+    def way_to(self, other: "Device", bytes_per_s: float) -> str:
+        """Return in words what connects two accelerators, as what was measured lets guess."""
+        asks = getattr(self._of_kind, "can_device_access_peer", None)
+        if asks is None or not asks(self.index, other.index):
+            return "through the host's memory"
+        return "NVLink or the like" if bytes_per_s > _MOST_OF_PCIE else "PCIe, from peer to peer"
+
     # -- streams of an accelerator --------------------------------------------------------------
 
     def stream(self) -> Any:
@@ -141,7 +176,49 @@ class Device:
         """While active, calls are queued on `stream`."""
         return self._of_kind.stream(stream)
 
+    def used_on(self, tensor: torch.Tensor, stream: Any) -> None:
+        """Keep the memory of a tensor that another stream has made until `stream` is done with it.
+
+        That is: with all that is queued on it when the tensor is dropped.
+        """
+        tensor.record_stream(stream)
+
     # -- memory -----------------------------------------------------------------------------------
+
+    def pin(self, memory: torch.Tensor) -> Callable[[], None] | None:
+        """Fix memory of the host in its place, so that copies of it go on beside computing.
+
+        Return what lets go of it once no copy is under way; None where it cannot be fixed.
+        """
+        runtime = getattr(self._of_kind, "cudart", None)
+        size_bytes, place = memory.nbytes, memory.data_ptr()
+        if (
+            runtime is None
+            or not size_bytes
+            or int(runtime().cudaHostRegister(place, size_bytes, 0))
+        ):
+            return None
+
+        def let_go() -> None:
+            self.synchronize()
+            runtime().cudaHostUnregister(place)
+
+        return let_go
+
+    def pinned(self, size_bytes: int) -> torch.Tensor:
+        """Return memory of the host, uint8 [size], that is fixed in its place.
+
+        torch's own takes the next power of two.
+        """
+        if not size_bytes:
+            return torch.empty(0, dtype=torch.uint8)
+        memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        whole = torch.frombuffer(memory, dtype=torch.uint8)
+        let_go = self.pin(whole)
+        if let_go is None:
+            return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
+        weakref.finalize(memory, let_go).atexit = False
+        return whole
 
     def reset_peak(self) -> int:
         """Begin to watch an accelerator's memory; return the bytes that are held."""

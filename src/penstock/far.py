@@ -1,7 +1,8 @@
 """Far memory: where tensors wait that are not needed for a while.
 
 For tensors of a CPU a file on disk, in the folder for temporary files (TMPDIR); it has no name once
-opened, so nothing is left of it whatever happens.  For those of a GPU pinned memory of the host.
+opened, so nothing is left of it whatever happens.  For those of a GPU pinned memory of the host,
+one piece for each room and no larger.
 
 What is moved is written to the file and read from it by calls, for many blocks at once.  A mapping,
 at which whoever reads a block in place looks, would be filled by a page fault for every 4 KiB, and
@@ -68,8 +69,9 @@ class FarMemory:
         """
         starts = list(accumulate((_aligned(size, _ALIGN_BYTES) for size in sizes), initial=0))
         at = self.size_bytes
-        if self.is_cpu and starts[-1]:
+        if starts[-1]:
             self.size_bytes = _aligned(at + starts[-1], mmap.ALLOCATIONGRANULARITY)
+        if self.is_cpu and starts[-1]:
             os.ftruncate(self.handle, self.size_bytes)  # a full disk is told by what is put there
         return FarRoom(self, at, starts, sizes)
 
@@ -88,7 +90,7 @@ class FarRoom:
         """Return the blocks as tensors, uint8 [size], that lie there; write what was put only."""
         total = self.starts[-1]
         if not self.memory.is_cpu:
-            whole = torch.empty(total, dtype=torch.uint8, pin_memory=True)
+            whole = of(self.memory.device).pinned(total)
         elif total:
             whole = torch.frombuffer(
                 mmap.mmap(self.memory.handle, total, offset=self.at), dtype=torch.uint8

@@ -4,10 +4,13 @@
 // A clock says of each stream how much of it is known to be over.  A stream ticks with every op; an
 // event is a copy of its stream's clock; who waits for it takes the later of both, place by place.
 #pragma once
+#include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <map>
 #include <mutex>
 #include <set>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -88,15 +91,75 @@ inline int64_t new_event() {
   return ++newest_event;
 }
 
+// ---- work of communicators: threads do it, in their own time ----------------------------------------
+//
+// A stream that waits for it is behind it at once, by its clock; the host waits only where an op, which
+// runs as it is queued, is queued behind it.
+
+using Works = std::set<int64_t>;
+
+inline std::condition_variable_any work_ended;
+inline Works under_way;
+inline std::map<int64_t, std::string> failed;
+inline std::map<Stream, Works> awaited;
+inline std::map<int64_t, Works> awaited_by_event, awaited_by_work;
+inline std::set<Stream> sum_streams;  // of communicators that sum and gather
+inline int64_t ops_beside_sums = 0;
+constexpr auto LIMIT = std::chrono::seconds(60);
+
+// Not to be called by who holds the guard.
+inline void settle(Works works) {
+  std::unique_lock held(guard);
+  auto is_over = [&] {
+    for (auto work : works)
+      if (under_way.count(work)) return false;
+    return true;
+  };
+  if (!work_ended.wait_for(held, LIMIT, is_over))
+    throw std::runtime_error("rehearsal NCCL: no end for 60 s: a deadlock");
+  for (auto work : works)
+    if (failed.count(work)) throw std::runtime_error(failed[work]);
+}
+
+inline void settle_stream(Stream stream) {
+  Works works;
+  {
+    std::lock_guard held(guard);
+    works.swap(awaited[stream]);
+  }
+  if (!works.empty()) settle(works);
+}
+
+// As `settle_stream`; what has failed is told by the next op, or nowhere.
+inline bool settle_quietly(Stream stream) {
+  try {
+    settle_stream(stream);
+  } catch (std::runtime_error&) {
+    return false;
+  }
+  return true;
+}
+
+inline void count_beside(Stream stream) {
+  for (auto other : sum_streams)
+    if (other >> 32 == stream >> 32 && clocks[stream][other] < clocks[other][other]) {
+      ++ops_beside_sums;
+      return;
+    }
+}
+
 inline void record(int64_t event, Stream stream) {
   std::lock_guard held(guard);
   tick(stream);
   events[event] = clocks[stream];
+  awaited_by_event[event] = awaited[stream];
 }
 
 inline void wait_for(int64_t event, Stream stream) {
   std::lock_guard held(guard);
   merge(clocks[stream], events[event]);
+  auto& works = awaited_by_event[event];
+  awaited[stream].insert(works.begin(), works.end());
 }
 
 // The host waits: what is queued from now on comes after all of `seen`.
@@ -109,16 +172,30 @@ inline void host_waits(const Clock& seen) {
 }
 
 inline void host_waits_for_event(int64_t event) {
+  {
+    std::lock_guard held(guard);
+    auto& works = awaited_by_event[event];
+    awaited[HOST].insert(works.begin(), works.end());
+  }
+  settle_quietly(HOST);
   std::lock_guard held(guard);
   host_waits(Clock(events[event]));
 }
 
 inline void host_waits_for_stream(Stream stream) {
+  settle_quietly(stream);
   std::lock_guard held(guard);
   host_waits(Clock(clocks[stream]));
 }
 
 inline void host_waits_for_device(int64_t device) {
+  std::vector<Stream> streams;
+  {
+    std::lock_guard held(guard);
+    for (auto& [stream, clock] : clocks)
+      if (stream >= 0 && stream >> 32 == device) streams.push_back(stream);
+  }
+  for (auto stream : streams) settle_quietly(stream);
   std::lock_guard held(guard);
   Clock all;
   for (auto& [stream, clock] : clocks)

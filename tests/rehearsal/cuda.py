@@ -152,7 +152,11 @@ def _free(device: Any = None) -> tuple[int, int]:
 
 
 def _properties(device: Any = None) -> types.SimpleNamespace:
-    about = {"name": NAME, "total_memory": TOTAL_BYTES, "L2_cache_size": 50 << 20}
+    about = {
+        "name": NAME,
+        "total_memory": TOTAL_BYTES,
+        "L2_cache_size": 1 << 20,
+    }  # swept by the host
     return types.SimpleNamespace(**about, major=9, minor=0, multi_processor_count=132)
 
 
@@ -186,8 +190,21 @@ def _synchronize(device: Any = None) -> None:
 def _resized(storage: Any, size: int) -> Any:
     if storage.device.type != "cuda":
         return _resize_of_torch(storage, size)
+    library.rehearsal_settle(current_stream(storage.device).id)  # messages know only the place
     library.rehearsal_resize(storage._cdata, size)
     return storage
+
+
+class _Runtime:
+    """What is asked of CUDA's own library."""
+
+    def cudaHostRegister(self, place: int, size: int, flags: int) -> int:  # noqa: N802 - its name
+        library.rehearsal_pin(place, size)
+        return 0
+
+    def cudaHostUnregister(self, place: int) -> int:  # noqa: N802 - its name
+        library.rehearsal_unpin(place)
+        return 0
 
 
 _resize_of_torch = torch.UntypedStorage.resize_
@@ -207,6 +224,8 @@ _OURS: dict[str, Any] = {
     "set_device": lambda device: (start(), library.rehearsal_enter(index_of(device))),
     "get_device_name": lambda device=None: NAME,
     "get_device_properties": _properties,
+    "cudart": _Runtime,
+    "can_device_access_peer": lambda one, other: True,
     "get_device_capability": lambda device=None: (9, 0),
     "mem_get_info": _free,
     "synchronize": _synchronize,

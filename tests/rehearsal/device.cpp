@@ -126,6 +126,43 @@ void rehearsal_use(void* place, int writes, int64_t stream, const char* op) {
   std::lock_guard held(guard);
   note_use_of(place, Use{stream, tick(stream), op}, writes);
 }
+void rehearsal_pin(void* place, int64_t size) { note_made(place, size, PINNED); }
+void rehearsal_unpin(void* place) { note_freed(place); }
+int64_t rehearsal_pinned() { return pinned_bytes; }
+void rehearsal_sums_on(int64_t stream) {
+  std::lock_guard held(guard);
+  sum_streams.insert(stream);
+}
+void rehearsal_begin_work(int64_t work, int64_t stream) {
+  std::lock_guard held(guard);
+  under_way.insert(work);
+  awaited_by_work[work].swap(awaited[stream]);
+}
+void rehearsal_await(int64_t work, int64_t stream) {
+  std::lock_guard held(guard);
+  awaited[stream].insert(work);
+}
+int rehearsal_settle(int64_t stream) { return settle_quietly(stream); }
+int rehearsal_settle_work(int64_t work) {  // whether what it is queued behind has been done
+  try {
+    settle(awaited_by_work[work]);
+  } catch (std::runtime_error&) {
+    return 0;
+  }
+  return 1;
+}
+void rehearsal_end_work(int64_t work, const char* problem) {
+  std::lock_guard held(guard);
+  if (*problem) failed[work] = problem;
+  under_way.erase(work);
+  awaited_by_work.erase(work);
+  work_ended.notify_all();
+}
+int64_t rehearsal_is_behind(int64_t stream, int64_t other) {
+  std::lock_guard held(guard);
+  return clocks[stream][other] >= clocks[other][other];
+}
+int64_t rehearsal_beside() { return ops_beside_sums; }
 void rehearsal_resize(void* storage, int64_t size) { resize((c10::StorageImpl*)storage, size); }
 void rehearsal_seed(int device, uint64_t seed) { generator_of(device).set_current_seed(seed); }
 int64_t rehearsal_state(int device, uint8_t* place, int64_t size) {  // copies it out, if it fits

@@ -24,7 +24,7 @@ _run_of_rank, _starter = Rank.run, os.getpid()
 def _counts() -> dict[str, Any]:
     ours = cuda.library
     counts = {"ops": ours.rehearsal_ops(), "syncs": ours.rehearsal_syncs()}
-    return {**counts, "pageable": ours.rehearsal_pageable()}
+    return {**counts, "pageable": ours.rehearsal_pageable(), "beside": ours.rehearsal_beside()}
 
 
 def _note(kind: str, **content: Any) -> None:
@@ -55,6 +55,8 @@ def _end() -> None:
 Rank.run = _run  # type: ignore[method-assign]
 atexit.register(_end)
 measure._BUDGET_S = links._BUDGET_S = 0.02  # as in the suite: what becomes of seconds is tested
+links.QUEUED_SIZES, links.QUEUED_PAYLOADS = links.SIZES[:3], links.PAYLOADS
+links._QUEUED_WIDTH = links._WIDTH
 
 if __name__ == "__main__":
     from penstock.cli import main

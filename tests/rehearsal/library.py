@@ -16,7 +16,18 @@ from pathlib import Path
 HERE = Path(__file__).parent
 _SOURCES = ("clocks.h", "memory.h", "ops.h", "device.cpp")
 _FLAGS = ("-std=c++20", "-O1", "-fPIC", "-shared", "-w")
-_INTS = ("device", "stream", "new_stream", "new_event", "state", "live", "peak", "ops", "syncs")
+_INTS = (
+    "device",
+    "stream",
+    "new_stream",
+    "new_event",
+    "state",
+    "live",
+    "peak",
+    "ops",
+    "syncs",
+    "beside",
+)
 
 
 def why_not() -> str:
@@ -63,14 +74,17 @@ def built() -> Path:
 def loaded(devices: int, bytes_of_each: int) -> ctypes.CDLL:
     """Return the library in this process, with so many devices."""
     library = ctypes.CDLL(str(built()), mode=ctypes.RTLD_GLOBAL)
-    for name in (*_INTS, "pageable", "races"):
+    for name in (*_INTS, "pageable", "races", "is_behind", "pinned"):
         getattr(library, f"rehearsal_{name}").restype = ctypes.c_int64
     library.rehearsal_race.restype = ctypes.c_char_p
     whole, place = ctypes.c_int64, ctypes.c_void_p
     library.rehearsal_begin.argtypes = [ctypes.c_int, whole]
-    for name in ("set_stream", "sync_event", "sync_stream"):
+    for name in ("set_stream", "sync_event", "sync_stream", "sums_on", "settle_work", "settle"):
         getattr(library, f"rehearsal_{name}").argtypes = [whole]
-    library.rehearsal_record.argtypes = library.rehearsal_wait.argtypes = [whole, whole]
+    for name in ("record", "wait", "begin_work", "await", "is_behind"):
+        getattr(library, f"rehearsal_{name}").argtypes = [whole, whole]
+    library.rehearsal_end_work.argtypes = [whole, ctypes.c_char_p]
+    library.rehearsal_pin.argtypes, library.rehearsal_unpin.argtypes = [place, whole], [place]
     library.rehearsal_record_stream.argtypes = [place, whole]
     library.rehearsal_use.argtypes = [place, ctypes.c_int, whole, ctypes.c_char_p]
     library.rehearsal_resize.argtypes = [place, whole]

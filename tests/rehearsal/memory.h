@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/Storage.h>
+#include <bit>
 #include "clocks.h"
 
 #ifdef AS_CUDA
@@ -27,6 +28,7 @@ inline Stream current_stream() { return current_stream(device_now); }
 
 struct Block {
   size_t size;
+  size_t taken;  // more than `size` where what gives it rounds up
   int device;
   Stream stream;  // that was current when it was made: it may be made anew there without waiting
   Uses uses;
@@ -34,7 +36,7 @@ struct Block {
 };
 
 inline std::map<char*, Block> blocks;
-inline int64_t live[MOST_DEVICES] = {0}, peak[MOST_DEVICES] = {0};
+inline int64_t live[MOST_DEVICES] = {0}, peak[MOST_DEVICES] = {0}, pinned_bytes = 0;
 
 inline Block* block_at(const void* place) {
   auto next = blocks.upper_bound((char*)place);
@@ -43,12 +45,16 @@ inline Block* block_at(const void* place) {
   return (char*)place < start + block.size ? &block : nullptr;
 }
 
-inline void note_made(void* place, size_t size, int device) {
+inline void note_made(void* place, size_t size, int device, size_t taken = 0) {
   if (!place) return;
   std::lock_guard held(guard);
   Stream stream = device == PINNED ? HOST : current_stream(device);
-  blocks[(char*)place] = Block{size, device, stream, {}, {}};
-  if (device == PINNED) return;
+  taken = std::max(taken, size);
+  blocks[(char*)place] = Block{size, taken, device, stream, {}, {}};
+  if (device == PINNED) {
+    pinned_bytes += taken;
+    return;
+  }
   live[device] += size;
   peak[device] = std::max(peak[device], live[device]);
 }
@@ -59,7 +65,9 @@ inline void note_freed(void* place) {
   if (at == blocks.end()) return;
   auto& block = at->second;
   auto check = [&](const Use& use) {
-    if (!block.recorded.count(use.stream) && !is_behind(block.stream, use))
+    bool is_safe = is_behind(block.stream, use);
+    for (auto stream : block.recorded) is_safe |= is_behind(stream, use);
+    if (!is_safe)
       tell_race("memory of " + named(block.stream) + " is freed while " + use.op + " on " +
                 named(use.stream) + " may still use it");
   };
@@ -67,6 +75,8 @@ inline void note_freed(void* place) {
     check(block.uses.write);
     for (auto& [stream, read] : block.uses.reads) check(read);
     live[block.device] -= block.size;
+  } else {
+    pinned_bytes -= block.taken;
   }
   blocks.erase(at);
 }
@@ -87,7 +97,7 @@ struct Allocator : c10::Allocator {
       check_room(size);
       if (posix_memalign(&place, 64, size)) throw std::bad_alloc();
       memset(place, 0xFF, size);
-      note_made(place, size, is_pinned ? PINNED : device_now);
+      note_made(place, size, is_pinned ? PINNED : device_now, is_pinned ? std::bit_ceil(size) : 0);
     }
     return {place, place, &give_back, device};
   }

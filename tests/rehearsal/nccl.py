@@ -6,6 +6,7 @@ pair of ranks has one communicator for both directions.  Tensors lie on the devi
 """
 
 import ctypes
+import itertools
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -38,21 +39,29 @@ def _on_host(tensor: torch.Tensor) -> torch.Tensor:
     return torch.frombuffer(place, dtype=tensor.dtype).view(tensor.shape)
 
 
+_numbers = itertools.count(1)
+
+
 class Work(dist._Work):
-    """What was queued; waiting for it orders the current stream, as of NCCL, not the host."""
+    """What was queued; waiting for it orders the current stream, as of NCCL.
+
+    The host does not wait where that is no default stream, before an op is queued there.
+    """
 
     def __init__(self, kept: Tensors) -> None:
         super().__init__()
         self.ended, self.problem, self.over = threading.Event(), "", Event()
-        self.kept: Tensors = kept
+        self.kept, self.id = kept, next(_numbers)
 
     def wait(self, timeout: object = None) -> bool:
-        if not self.ended.wait(_LIMIT_S):
-            raise RuntimeError(f"rehearsal NCCL: no end for {_LIMIT_S:.0f} s: a deadlock")
-        if self.problem:
-            raise RuntimeError(self.problem)
+        if current_stream().stream_id == 0:
+            if not self.ended.wait(_LIMIT_S):
+                raise RuntimeError(f"rehearsal NCCL: no end for {_LIMIT_S:.0f} s: a deadlock")
+            if self.problem:
+                raise RuntimeError(self.problem)
+        else:
+            library.rehearsal_await(self.id, current_stream().id)
         current_stream().wait_event(self.over)
-        self.kept = ()
         return True
 
     def is_completed(self) -> bool:
@@ -62,8 +71,10 @@ class Work(dist._Work):
 class Communicator:
     """One stream, and what is queued on it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, sums: bool) -> None:
         self.stream = Stream()
+        if sums:
+            library.rehearsal_sums_on(self.stream.id)
         self.queue = queue.SimpleQueue[tuple[Work, Callable[[], None]]]()
         threading.Thread(target=self._work, daemon=True).start()
 
@@ -71,9 +82,13 @@ class Communicator:
         while True:
             work, call = self.queue.get()
             try:
+                if not library.rehearsal_settle_work(work.id):
+                    raise RuntimeError("rehearsal NCCL: what it is queued behind has no end")
                 call()
             except Exception as problem:  # noqa: BLE001 - who waits for it raises it
                 work.problem = str(problem) or type(problem).__name__
+            work.kept = ()
+            library.rehearsal_end_work(work.id, work.problem.encode())
             work.ended.set()
 
     def issue(self, what: str, reads: Tensors, writes: Tensors, call: Callable[[], None]) -> Work:
@@ -82,6 +97,7 @@ class Communicator:
             for tensor in tensors:
                 library.rehearsal_use(tensor.data_ptr(), writing, self.stream.id, what.encode())
         work = Work([*reads, *writes])
+        library.rehearsal_begin_work(work.id, self.stream.id)
         work.over.record(self.stream)
         self.queue.put((work, call))
         return work
@@ -106,8 +122,17 @@ class Group(dist.ProcessGroup):
 
     def _of(self, key: object) -> Communicator:
         if key not in self.communicators:
-            self.communicators[key] = Communicator()
+            self.communicators[key] = Communicator(sums=key == "all")
         return self.communicators[key]
+
+    def _flattened(self, parts: Tensors) -> Tensors:
+        """Return the copy through which torch sends parts that are alike; else nothing."""
+        if len({each.numel() for each in parts}) > 1:
+            return ()
+        size = sum(each.numel() for each in parts)
+        flat = torch.empty(size, dtype=parts[0].dtype, device=parts[0].device)
+        library.rehearsal_record_stream(flat.data_ptr(), self._of("all").stream.id)
+        return (flat,)
 
     def allreduce(self, tensors: Tensors, op: Any = dist.ReduceOp.SUM) -> Work:
         how, host = getattr(op, "reduceOp", op), _on_host(tensors[0])
@@ -115,19 +140,37 @@ class Group(dist.ProcessGroup):
         return self._of("all").issue("ncclAllReduce", tensors, tensors, call)
 
     def allgather(self, outs: Sequence[Tensors], ins: Tensors, opts: Any = None) -> Work:
-        rooms, own = [_on_host(each) for each in outs[0]], _on_host(ins[0])
+        return self._gathered(self._flattened(outs[0]), outs[0], ins[0])
+
+    def _allgather_base(self, out: torch.Tensor, own: torch.Tensor, opts: Any = None) -> Work:
+        parts = out.view(len(self.all_ranks), -1).unbind()
+        assert all(part.numel() == own.numel() for part in parts), "NCCL: parts are alike"
+        return self._gathered((), parts, own)
+
+    def _gathered(self, kept: Tensors, outs: Tensors, own: torch.Tensor) -> Work:
+        """Gather; kept: memory that torch takes besides."""
+        rooms, given = [_on_host(each) for each in outs], _on_host(own)
 
         def call() -> None:
             for rank, room in enumerate(rooms):
-                if rank == self.own:
-                    room.copy_(own)
+                if rank == self.own and room.data_ptr() != given.data_ptr():
+                    room.copy_(given)
                 if room.numel():
                     self.sums.broadcast(room, rank).wait()
 
-        return self._of("all").issue("ncclAllGather", ins, outs[0], call)
+        others = [each for each in outs if each.data_ptr() != own.data_ptr()]
+        return self._of("all").issue("ncclAllGather", [own, *kept], others, call)
 
     def reduce_scatter(self, outs: Tensors, ins: Sequence[Tensors], opts: Any = None) -> Work:
-        own, parts = _on_host(outs[0]), [_on_host(each) for each in ins[0]]
+        return self._summed(self._flattened(ins[0]), outs[0], ins[0])
+
+    def _reduce_scatter_base(
+        self, out: torch.Tensor, whole: torch.Tensor, opts: Any = None
+    ) -> Work:
+        return self._summed((), out, whole.view(len(self.all_ranks), -1).unbind())
+
+    def _summed(self, kept: Tensors, out: torch.Tensor, ins: Tensors) -> Work:
+        own, parts = _on_host(out), [_on_host(each) for each in ins]
 
         def call() -> None:
             for rank, part in enumerate(parts):
@@ -137,7 +180,7 @@ class Group(dist.ProcessGroup):
                 if rank == self.own:
                     own.copy_(whole)
 
-        return self._of("all").issue("ncclReduceScatter", ins[0], outs, call)
+        return self._of("all").issue("ncclReduceScatter", [*ins, *kept], [out], call)
 
     def alltoall(self, outs: Tensors, ins: Tensors, opts: Any = None) -> Work:
         rooms, parts = [_on_host(each) for each in outs], [_on_host(each) for each in ins]

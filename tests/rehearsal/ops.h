@@ -170,6 +170,7 @@ inline void note_op(const std::string& name, const Operands& operands, const Sta
   std::lock_guard held(guard);
   ++num_ops;
   auto stream = current_stream();
+  count_beside(stream);
   Use now{stream, tick(stream), name};
   for (auto& [t, writes] : operands.used)
     if (t.numel()) note_use_of(place_of(t), now, writes);
@@ -209,6 +210,7 @@ inline void any_op(const c10::OperatorHandle& op, Stack* stack) {
   operands.check(schema.name());
   DeviceKept kept;
   if (operands.device >= 0) device_now = operands.device;
+  settle_stream(current_stream());
   run_on_cpu(op, stack, device_now);
   operands.keep_resized();
   auto& returns = schema.returns();
@@ -253,16 +255,18 @@ inline Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride
 // As on CUDA: a copy that does not wait needs pinned memory on the host's side; one of pageable memory
 // to the device is staged by the host, one back to it waits.
 inline Tensor& copy(Tensor& to, const Tensor& from, bool non_blocking) {
+  DeviceKept kept;
+  device_now = (is_near(to) ? to : from).device().index();
+  auto stream = current_stream();
+  settle_stream(stream);
   far_alias(to).copy_(far_alias(from));
   bool crosses = is_near(to) != is_near(from);
   auto& outside = is_near(to) ? from : to;
   bool pageable = crosses && outside.numel() && !is_pinned(place_of(outside));
-  DeviceKept kept;
-  device_now = (is_near(to) ? to : from).device().index();
-  auto stream = current_stream();
   {
     std::lock_guard held(guard);
     ++num_ops;
+    count_beside(stream);
     pageable_copies += pageable;
     Use now{stream, tick(stream), "aten::copy_"};
     if (from.numel()) note_use_of(place_of(from), now, false);
@@ -273,6 +277,7 @@ inline Tensor& copy(Tensor& to, const Tensor& from, bool non_blocking) {
 }
 
 inline c10::Scalar item(const Tensor& t) {
+  settle_stream(current_stream(t.device().index()));
   host_waits_for_stream(current_stream(t.device().index()));
   return at::_local_scalar_dense(far_alias(t));
 }

@@ -91,3 +91,17 @@ def test_norm_that_is_not_finite_names_its_parameters() -> None:
 def test_loss_that_is_not_finite_is_refused_with_its_step() -> None:
     with pytest.raises(NotFiniteError, match="step 4"):
         look(rank_of(Progress(first_step=2)), 1, [torch.tensor(math.inf)])
+
+
+def test_step_that_overflows_is_left_out_whatever_its_norm_is() -> None:
+    rank = rank_of(progress := Progress())
+    rank.is_guarded = True
+    progress.unseen = UnseenNorm(torch.tensor(math.inf), torch.ones(1), ["w"], 5)
+    losses = [torch.tensor(1.0), torch.tensor(2.0)]
+    assert look(rank, 0, losses, flag=torch.tensor(1.0))
+    assert progress.seen_losses == {0: 1.5}
+    progress.unseen = UnseenNorm(torch.tensor(2.0), torch.ones(1), ["w"], 6)
+    assert not look(rank, 1, (), flag=torch.tensor(0.0))
+    progress.unseen = UnseenNorm(torch.tensor(math.inf), torch.tensor([math.inf]), ["w"], 7)
+    with pytest.raises(ValueError, match="inf, 7"):
+        look(rank, 1, (), flag=torch.tensor(0.0))

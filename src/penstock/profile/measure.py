@@ -2,7 +2,9 @@
 
 Ops run in place, on real data, each after the one before it, so caches are as warm as they
 will be.  On CPU the clock is the thread's own time: what other processes take from the core
-does not count.  What *other ranks* cost (shared caches, memory, hyper-threads) does: as many
+does not count.  On a device that queues the clock are marks on its stream (marks.py); what a whole
+F or B takes beyond its ops is then what it costs to begin one, alike for all.  What *other ranks*
+cost (shared caches, memory, hyper-threads) does: as many
 companions as there will be other ranks run the same step beside the measured one.
 """
 
@@ -11,7 +13,7 @@ import platform
 import signal
 import statistics
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -36,6 +38,7 @@ from penstock.graph.trace import Capture, on_device
 from penstock.graph.wire import wire_choices
 from penstock.heap import give_back, keep_freed_memory
 from penstock.job import Job
+from penstock.profile.marks import OPS_AHEAD, Sweep, clock_of
 from penstock.profile.profile import PackCost, Profile
 
 T = TypeVar("T")
@@ -43,7 +46,7 @@ _WARM_UPS = 2
 _MIN_RUNS = 5
 _FAR_BYTES, _FAR_BLOCKS = 1 << 26, 16  # more than caches hold, as what a step moves
 _FAR_SMALL = 256, 256  # tensors that are moved to know what each costs, and bytes of one
-_SWEPT_BYTES = 1 << 25  # more than the caches of a core hold
+_COPIED_BYTES = 1 << 28  # on a device, of weights that are copied
 _PACKED_ROWS = (1, 1024)  # of 256 numbers
 _BUDGET_S = 2.0  # for the op-by-op runs
 Apart = Callable[[Callable[[], Any]], Any]
@@ -75,17 +78,13 @@ def measure(capture: Capture, job: Job, *, beside: int = 0, apart: Apart = _here
         workspace_bytes = workspaces(capture, inputs)
     finally:
         give_back()
-    rows = list(zip(capture.graph.nodes, op_s, strict=True))
-    forward = sum(s for node, s in rows if node.phase == "F")
-    backward = sum(s for node, s in rows if node.phase == "B")
-    factor = {"F": whole_f / max(forward, 1e-12), "B": whole_b / max(backward, 1e-12)}
     return Profile(
         graph=capture.graph.digest,
         device=platform.processor() or platform.machine(),
         versions=f"torch {torch.__version__}",
         how="measured",
         beside=beside,
-        op_s=tuple(s * factor[node.phase] for node, s in rows),
+        op_s=_settled(capture, op_s, {"F": whole_f, "B": whole_b}, is_queued=here().is_queued),
         workspace_bytes=workspace_bytes,
         call_s=call_s,
         kind="",
@@ -98,6 +97,29 @@ def measure(capture: Capture, job: Job, *, beside: int = 0, apart: Apart = _here
         update_order=update_order(capture, job),
         **far,
         **optimizer,
+    )
+
+
+def _settled(
+    capture: Capture, op_s: Sequence[float], whole_s: Mapping[str, float], *, is_queued: bool
+) -> tuple[float, ...]:
+    """Return the seconds of ops so that those of a phase are its seconds in a row.
+
+    is_queued: what is lacking is then what it costs to begin an op, alike for all of them.
+    """
+    nodes = capture.graph.nodes
+    sums = {
+        phase: sum(s for n, s in zip(nodes, op_s, strict=True) if n.phase == phase)
+        for phase in "FB"
+    }
+    factor = {phase: whole_s[phase] / max(sums[phase], 1e-12) for phase in "FB"}
+    if not is_queued:
+        return tuple(s * factor[n.phase] for n, s in zip(nodes, op_s, strict=True))
+    counts = {phase: sum(n.kind == "op" and n.phase == phase for n in nodes) for phase in "FB"}
+    begin_s = {p: max(0.0, whole_s[p] - sums[p]) / max(1, counts[p]) for p in "FB"}
+    return tuple(
+        s * min(1.0, factor[n.phase]) + begin_s[n.phase] * (n.kind == "op")
+        for n, s in zip(nodes, op_s, strict=True)
     )
 
 
@@ -210,13 +232,22 @@ def _op_by_op(capture: Capture, inputs: Mapping[int, Any]) -> list[float]:
     """Return the median seconds of each node over several whole steps."""
     ops = _Ops(capture)
     for _ in range(_WARM_UPS):
+        start = time.perf_counter()
         ops.run(inputs)
+        ops.queue_s = (time.perf_counter() - start) / max(1, len(capture.fx_nodes))
+    ops.sweep = Sweep(here()) if here().is_queued else None
     runs = _repeat(lambda: ops.run(inputs))
     return [statistics.median(times) for times in zip(*runs, strict=True)]
 
 
 class _Ops:
-    """The traced step as an interpreter with a clock around each op."""
+    """The traced step as an interpreter with a clock around each op.
+
+    sweep:    what a device does while ops are queued, each of which takes `queue_s`; None: nothing.
+    """
+
+    sweep: Sweep | None = None
+    queue_s = 0.0
 
     def __init__(self, capture: Capture) -> None:
         self.capture = capture
@@ -235,10 +266,12 @@ class _Ops:
         self, inputs: Mapping[int, Any], each: Callable[[int], None] | None = None
     ) -> list[float]:
         values = dict(inputs)
-        times = [0.0] * len(self.capture.fx_nodes)
-        clock = clock_here()
+        times: list[Any] = [0.0] * len(self.capture.fx_nodes)
+        clock = clock_of(here())
         with _compat.below_autograd():
             for i, node in enumerate(self.capture.fx_nodes):
+                if self.sweep is not None and i % OPS_AHEAD == 0:
+                    self.sweep.ahead(OPS_AHEAD * self.queue_s)
                 if node.op == "call_function":
                     target = callable_of(node.target)
                     args, kwargs = fx.map_arg(
@@ -254,7 +287,7 @@ class _Ops:
                     values.pop(dead, None)
                 if each is not None:
                     each(i)
-        return times
+        return [float(taken_s) for taken_s in times]
 
 
 def workspaces(capture: Capture, inputs: Mapping[int, Any]) -> tuple[int, ...]:
@@ -303,7 +336,9 @@ def _costs(capture: Capture, job: Job) -> dict[str, float]:
         seconds += _timed(lambda: [copy.copy_(p) for copy, p in zip(made, sums, strict=True)])
     held = _state(whole.optimizer)
     state, numbers = (_held_bytes(v for v in held if bool(v.dim()) == is_row) for is_row in (1, 0))
-    flat, other = torch.zeros(2, max(1, size // 4))
+    device = here()
+    copied = min(size, _COPIED_BYTES) if device.is_queued else size
+    flat, other = torch.zeros(2, max(1, copied // 4), device=device.place)
     return {
         "accumulate_s_per_byte": accumulate_s / size,
         "update_s_per_byte": max(0.0, seconds - call_s) / size,
@@ -311,7 +346,7 @@ def _costs(capture: Capture, job: Job) -> dict[str, float]:
         "state_bytes_per_byte": state / size,
         "state_bytes_per_tensor": numbers / len(known),
         **workspaces,
-        "copy_s_per_byte": _timed(lambda: other.copy_(flat)) / size,
+        "copy_s_per_byte": _timed(lambda: other.copy_(flat)) / copied,
     }
 
 
@@ -395,7 +430,7 @@ def _moved_s(count: int, size: int, *, evicts: bool = False) -> float:
         nears[:] = [torch.empty(size, dtype=torch.uint8, device=device) for _ in nears]
         room.take(dict(enumerate(nears)))
 
-    return _timed(there_and_back, clock=awake_s if device.type == CPU else clock_here()) / 2
+    return _timed(there_and_back, clock=awake_s if device.type == CPU else None) / 2
 
 
 def _updated(
@@ -410,11 +445,11 @@ def _updated(
     something of the one before meanwhile.
     """
     step, loan = whole.optimizer.step, Loan(whole, weights)
-    swept = torch.zeros(_SWEPT_BYTES // 4, device=here().place)
+    sweep = Sweep(here())
 
     def seconds_of(some: dict[str, Tensor]) -> float:
         def after_sweep(timed: Callable[[], object]) -> None:
-            loan.run(some, lambda: (swept.add_(1.0), timed()))
+            loan.run(some, lambda: (sweep(), timed()))
 
         return _timed(step, inside=after_sweep)
 
@@ -496,7 +531,7 @@ def _timed(
     clock: Callable[[], float] | None = None,
 ) -> float:
     """Return the median seconds of `call`; `inside` does the work needed around each call."""
-    clock, times = clock or clock_here(), list[float]()
+    clock, times = clock or clock_of(here()), list[Any]()
 
     def timed() -> None:
         start = clock()
@@ -505,7 +540,7 @@ def _timed(
 
     for _ in range(7):
         inside(timed)
-    return statistics.median(times[2:])
+    return statistics.median(map(float, times[2:]))
 
 
 def awake_s() -> float:

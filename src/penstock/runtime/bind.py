@@ -39,7 +39,7 @@ from penstock.runtime.calls import Bound, Call
 from penstock.runtime.lane import Awaited
 from penstock.runtime.moves import Moves
 from penstock.runtime.post_validation import Provisional, Validation, known_before
-from penstock.runtime.sums import LocalStages, sum_call, tell_call, update_call
+from penstock.runtime.sums import LocalStages, sum_calls, tell_call, update_call
 from penstock.runtime.versions import ParkedGradients, Read, VersionSlots
 from penstock.schedule.schedule import Action, Kind
 from penstock.schedule.weight_rule import SYNCHRONOUS
@@ -58,7 +58,6 @@ def bind(rank: "Rank", program: Program) -> list[Bound]:
     """
     _check_clipping(rank, program)
     _check_scaling(rank, program)
-    _check_far(rank, program)
     return _Binder(rank, program).calls()  # 8 in docs/architecture.md
 
 
@@ -86,12 +85,6 @@ def _check_scaling(rank: "Rank", program: Program) -> None:
     if any(reduce.how == "validate" for reduce in program.code.reductions):
         message = "an update that is made before it is known whether the step overflows"
         raise RunError(message, hint=f"{hint}without post_validation")
-
-
-def _check_far(rank: "Rank", program: Program) -> None:
-    if program.far and program.clip and of(rank.device).is_queued:
-        message = "norms of gradients in far memory are not computed on a GPU"
-        raise RunError(message, hint="do not clip, or offload the state only")
 
 
 class _Binder:
@@ -190,7 +183,7 @@ class _Binder:
             case Receive(of, edge, peer, _):
                 yield from self._receive(of, edge, peer)
             case Reduce():
-                yield from self.sums.bind(place, sum_call(self.rank, instruction, own))
+                yield from self.sums.bind(place, sum_calls(self.rank, instruction, own))
             case Update(stage, step):
                 yield from self.sums.waits()
                 yield Bound(self._update(stage, step), "update", "U", stage, step)

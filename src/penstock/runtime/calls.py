@@ -10,7 +10,7 @@ from torch import Tensor
 from penstock.timeline.spans import Lane, SpanKind
 
 if TYPE_CHECKING:
-    from penstock.runtime.lane import Begun
+    from penstock.runtime.lane import Begun, Queued
     from penstock.runtime.look import UnseenNorm
 
 Call = Callable[[], object]
@@ -38,7 +38,7 @@ class Bound:
     micro_batch: int
     ranks: tuple[int, ...] = ()
     edge: int = -1
-    begun: "Begun | None" = None
+    begun: "Begun | Queued | None" = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,11 @@ release the interpreter's lock, so both threads get on.
     lane            replicas:stage1.0 ......
 
 A sum with nothing to do beside it is run by the computing thread itself, once the lane is empty:
-sums of a rank never overtake each other.  On a GPU all are, for there they are only queued.
+sums of a rank never overtake each other.
+
+On a device that queues the lane is a stream: a sum is queued on it behind what the computing stream
+had to do when it was begun, and what needs the sum is queued behind its end.  Room for it is made,
+and what came of it looked at, on the computing stream, whose memory it is.
 """
 
 import time
@@ -17,21 +21,39 @@ import weakref
 from collections.abc import Iterator
 from queue import SimpleQueue
 from threading import Thread
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import torch
 
-from penstock.device import of
+from penstock.device import Device, of
 from penstock.program.instructions import How
 from penstock.program.program import Program, Reduce, Update
 from penstock.runtime.calls import Bound, Call
 from penstock.runtime.child import join
+from penstock.timeline.spans import SpanKind
 
 if TYPE_CHECKING:
     from penstock.runtime.rank import Rank
 
 
 _BESIDE = "tied", "replicas", "shards"  # sums that may run beside computes
+
+
+def nothing() -> None:
+    """Do nothing before a sum, or after it."""
+
+
+class SumCalls(NamedTuple):
+    """The calls of a sum.
+
+    make:   makes room for it, or puts in order what is summed; by the computing thread.
+    sum:    may run beside that thread.
+    after:  looks at what was summed, by the computing thread.
+    """
+
+    sum: Call
+    make: Call = nothing
+    after: Call = nothing
 
 
 @final
@@ -41,6 +63,11 @@ class Begun:
     def __init__(self, call: Call) -> None:
         self.call, self.start_s, self.end_s = call, 0.0, 0.0
         self.over: SimpleQueue[BaseException | None] = SimpleQueue()
+
+    @property
+    def times(self) -> tuple[float, float]:
+        """Return when it began and ended, the last time that it ran."""
+        return self.start_s, self.end_s
 
     def run(self) -> None:
         problem, self.start_s = None, time.perf_counter()
@@ -59,6 +86,32 @@ class Begun:
         problem = self.over.get()
         if problem is not None:
             raise problem
+
+
+@final
+class Queued:
+    """A sum on a stream beside that of the computes; what comes behind its end waits there."""
+
+    def __init__(self, call: Call, device: Device, stream: Any) -> None:
+        self.call, self.device, self.stream = call, device, stream
+        self.began: Any = None  # marks on the stream
+        self.over: Any = None
+
+    @property
+    def times(self) -> tuple[Any, Any]:
+        """Return the marks at its begin and end, the last time that it ran."""
+        return self.began, self.over
+
+    def begin(self) -> None:
+        self.stream.wait_stream(self.device.current_stream())
+        with self.device.queueing_on(self.stream):
+            self.began = self.device.mark()
+            self.call()
+            self.over = self.device.mark()
+
+    def wait(self) -> None:
+        """Let the computing stream go on behind its end."""
+        self.device.current_stream().wait_event(self.over)
 
 
 @final
@@ -99,11 +152,16 @@ class Awaited:
 
     def __init__(self, rank: "Rank", program: Program) -> None:
         self.rank, self.program, self.code = rank, program, program.code[rank.rank]
-        self.under_way: list[tuple[Reduce, Begun]] = []
-        self.gathers: dict[int, Begun] = {}  # by stage
+        self.under_way: list[tuple[Reduce, Begun | Queued, Call]] = []
+        self.gathers: dict[int, Begun | Queued] = {}  # by stage
+        self.device = of(rank.device)
+        transport, is_queued = rank.transport, self.device.is_queued
+        is_beside = is_queued and (transport.num_ranks == 1 or transport.is_queued)
+        self.stream = self.device.stream() if is_beside else None
+        self.has_lane = is_beside or not is_queued
 
-    def bind(self, place: int, call: Call) -> Iterator[Bound]:
-        """Yield the calls of the Reduce at `place` of the code, of which `call` is the sum."""
+    def bind(self, place: int, calls: SumCalls) -> Iterator[Bound]:
+        """Yield the calls of the Reduce at `place` of the code."""
         reduce = self.code[place]
         assert isinstance(reduce, Reduce)
         where = "reduce", -1, reduce.step
@@ -112,36 +170,45 @@ class Awaited:
             stage = int(reduce.bucket.removeprefix("stage"))
             yield Bound(self.rank.shard_of(stage).keep, "versions", "reduce", stage, reduce.step)
         if self._has_company(place, reduce):
-            begun, lane = Begun(call), self.rank.lane
-            self.under_way.append((reduce, begun))
-            yield Bound(lambda: lane.begin(begun), "begin", *where)  # 16 in docs/architecture.md
+            yield from _quiet(calls.make, reduce)
+            begin, begun = self._beside(calls.sum)
+            self.under_way.append((reduce, begun, calls.after))
+            yield Bound(begin, "begin", *where)  # 16 in docs/architecture.md
             return
         if len(reduce.ranks) > 1 or reduce.how not in _BESIDE:
             yield from self.waits()
-        yield Bound(call, "collective", *where, ranks=reduce.ranks)
-        yield from self._ended(reduce)
+        yield from _quiet(calls.make, reduce)
+        yield Bound(calls.sum, "collective", *where, ranks=reduce.ranks)
+        yield from self._ended(reduce, calls.after)
+
+    def _beside(self, call: Call) -> tuple[Call, Begun | Queued]:
+        """Return what begins a call beside the thread, and what waits for it."""
+        if self.stream is not None:
+            queued = Queued(call, self.device, self.stream)
+            return queued.begin, queued
+        begun, lane = Begun(call), self.rank.lane
+        return lambda: lane.begin(begun), begun
 
     def gather(self, stage: int) -> Iterator[Bound]:
         """Yield the calls of an Unshard: room is made by the thread, the rest beside it."""
         shard = self.rank.shard_of(stage)
         yield Bound(shard.make_room, "versions", "unshard", stage, -1)
-        if of(self.rank.device).is_queued:
+        if not self.has_lane:
             yield Bound(shard.gather, "collective", "unshard", stage, -1, shard.sharers.ranks)
             return
-        begun, lane = Begun(shard.gather), self.rank.lane
-        self.gathers[stage] = begun
-        yield Bound(lambda: lane.begin(begun), "begin", "unshard", stage, -1)
+        begin, self.gathers[stage] = self._beside(shard.gather)
+        yield Bound(begin, "begin", "unshard", stage, -1)
 
     def gathered(self, stage: int) -> Iterator[Bound]:
         """Yield the call that waits for the weights of a stage, if they are on their way."""
         begun = self.gathers.pop(stage, None)
         if begun is not None:
-            ranks, lane = self.rank.shard_of(stage).sharers.ranks, "collective"
-            yield Bound(begun.wait, lane, "unshard", stage, -1, ranks=ranks, begun=begun)
+            ranks = self.rank.shard_of(stage).sharers.ranks
+            yield _wait(begun, ("unshard", stage, -1), ranks)
 
     def before(self, stage: int) -> Iterator[Bound]:
         """Yield the calls that wait for sums of gradients that a backward of `stage` adds to."""
-        if any(stage in self._stages_of(reduce) for reduce, _ in self.under_way):
+        if any(stage in self._stages_of(reduce) for reduce, _, _ in self.under_way):
             yield from self.waits()
 
     def _stages_of(self, reduce: Reduce) -> tuple[int, ...]:
@@ -153,13 +220,13 @@ class Awaited:
         """Yield the calls that wait for all sums under way, or for those of one kind."""
         wanted = [each for each in self.under_way if how in (None, each[0].how)]
         self.under_way = [each for each in self.under_way if each not in wanted]
-        for reduce, begun in wanted:
-            where = "reduce", -1, reduce.step
-            yield Bound(begun.wait, "collective", *where, ranks=reduce.ranks, begun=begun)
-            yield from self._ended(reduce)
+        for reduce, begun, after in wanted:
+            yield _wait(begun, ("reduce", -1, reduce.step), reduce.ranks)
+            yield from self._ended(reduce, after)
 
-    def _ended(self, reduce: Reduce) -> Iterator[Bound]:
-        """Yield the call that frees what only the sum needed."""
+    def _ended(self, reduce: Reduce, after: Call) -> Iterator[Bound]:
+        """Yield the calls that look at a sum and free what only it needed."""
+        yield from _quiet(after, reduce)
         if reduce.how == "shards":
             stage = int(reduce.bucket.removeprefix("stage"))
             yield Bound(self.rank.shard_of(stage).end, "versions", "reduce", stage, reduce.step)
@@ -170,4 +237,15 @@ class Awaited:
         if alone or reduce.how not in _BESIDE:
             return False
         following = (each for each in self.code[place + 1 :] if not isinstance(each, Reduce))
-        return not of(self.rank.device).is_queued and not isinstance(next(following), Update)
+        return self.has_lane and not isinstance(next(following), Update)
+
+
+def _quiet(call: Call, reduce: Reduce) -> Iterator[Bound]:
+    """Yield a call that belongs to a sum, if it does anything."""
+    if call is not nothing:
+        yield Bound(call, "versions", "reduce", -1, reduce.step)
+
+
+def _wait(begun: Begun | Queued, where: tuple[SpanKind, int, int], ranks: tuple[int, ...]) -> Bound:
+    """Return the call that waits for what was begun."""
+    return Bound(begun.wait, "collective", *where, ranks=ranks, begun=begun)

@@ -2,7 +2,8 @@
 
 Each look makes the host wait until all is done that was queued before, and the device then waits
 for what is queued next.  So the norm of the gradients clips on the device, and is seen with the
-mean loss before the update behind it; the report says what was seen.
+mean loss before the update behind it; the report says what was seen.  Where the loss is scaled it
+is all seen with whether gradients overflow, which the update has to know.
 """
 
 import math
@@ -28,22 +29,26 @@ class UnseenNorm(NamedTuple):
     step: int
 
 
-def look(rank: "Rank", step: int, losses: Sequence[Tensor]) -> None:
-    """Raise unless what is not seen yet of a step is finite: its norm, and its losses, if any.
+def look(rank: "Rank", step: int, losses: Sequence[Tensor], *, flag: Tensor | None = None) -> bool:
+    """Return whether `flag` is on; raise unless what is not seen yet of a step is finite.
 
+    That is its norm, unless the flag is on, and its losses, if any.
     step:     of the window.
     Raises:   NotFiniteError.
     """
     progress = rank.progress
     norm, progress.unseen = progress.unseen, None
     values = [] if norm is None else [norm.total.double()]
+    values += [] if flag is None else [flag.double()]
     if losses:
         values.append(torch.stack([loss.reshape(()) for loss in losses]).double().mean())
     if not values:
-        return
+        return False
     device = of(rank.device)
     seen = device.read(torch.stack(values))
-    if norm is not None and not math.isfinite(seen[0]):
+    is_on = flag is not None and bool(seen[0 if norm is None else 1])
+    minds = flag is None or (rank.is_guarded and not is_on)
+    if norm is not None and minds and not math.isfinite(seen[0]):
         pairs = zip(norm.names, device.read(norm.norms), strict=False)
         bad = [name for name, own in pairs if not math.isfinite(own)]
         rank.refuse_norm(seen[0], norm.step, bad)
@@ -52,3 +57,4 @@ def look(rank: "Rank", step: int, losses: Sequence[Tensor]) -> None:
         if not math.isfinite(seen[-1]):
             refuse_loss(seen[-1], number, rank.numbers(number))
         progress.seen_losses[step] = seen[-1]
+    return is_on

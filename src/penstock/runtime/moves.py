@@ -16,7 +16,7 @@ from penstock.device import Device, of
 from penstock.program.program import BeginOffload, BeginReload, Offload, Reload
 from penstock.runtime.calls import Bound, Call
 from penstock.runtime.copies import Move
-from penstock.runtime.lane import Begun, Lane
+from penstock.runtime.lane import Begun, Lane, Queued
 from penstock.schedule.schedule import Action
 
 if TYPE_CHECKING:
@@ -50,21 +50,22 @@ class _QueuedMove:
     """A move on a stream; what its thread frees or makes is ordered by its own stream."""
 
     def __init__(self, make: Callable[[], Move], device: Device, stream: Any) -> None:
-        self.make, self.device, self.stream, self.over = make, device, stream, device.event()
+        self.make, self.begun = make, Queued(self._run, device, stream)
         self.move: Move | None = None
 
     def begin(self) -> None:
         self.move = self.make()
-        self.stream.wait_stream(self.device.current_stream())
-        with self.device.queueing_on(self.stream):
-            self.move.copy()
-            self.over.record()
+        self.begun.begin()
 
     def wait(self) -> None:
-        self.device.current_stream().wait_event(self.over)
+        self.begun.wait()
         assert self.move is not None, "it was begun"
         self.move.end()
         self.move = None
+
+    def _run(self) -> None:
+        assert self.move is not None, "it was begun"
+        self.move.copy()
 
 
 class Moves:
@@ -87,8 +88,7 @@ class Moves:
             return Bound(made.begin, "begin", *where)
         copy = self.begun.pop((is_reload, of), None)
         if copy is not None:
-            begun = copy.begun if isinstance(copy, _BegunMove) else None
-            return Bound(copy.wait, "copy", *where, begun=begun)
+            return Bound(copy.wait, "copy", *where, begun=copy.begun)
         return Bound(_whole(self._move(of, is_reload=is_reload)), "copy", *where)
 
     def _begun(self, make: Callable[[], Move], *, is_reload: bool) -> _BegunMove | _QueuedMove:

@@ -20,6 +20,7 @@ from penstock import _compat
 from penstock.profile.noise import EVERY, NoiseTold
 
 _KEPT = 64  # newest steps
+_Number = Tensor | float  # a tensor is looked at when it is told: on a GPU each look waits
 
 
 class NoiseMeter:
@@ -36,7 +37,7 @@ class NoiseMeter:
         self.count, self.scale = 1, 1.0
         self._small: list[Tensor] = []
         self._large: list[Tensor] = []
-        self._kept: deque[tuple[float, float]] = deque(maxlen=_KEPT)
+        self._kept: deque[tuple[_Number, _Number]] = deque(maxlen=_KEPT)
 
     def watch(self, micro_batches: int) -> None:
         """Watch steps of so many micro-batches from now on; of 1, or 0, none in this run."""
@@ -68,7 +69,8 @@ class NoiseMeter:
 
     def told(self) -> NoiseTold:
         """Return what is known of the newest steps."""
-        small, large = zip(*self._kept, strict=True) if self._kept else ((), ())
+        rows = [tuple(map(float, row)) for row in self._kept]
+        small, large = zip(*rows, strict=True) if rows else ((), ())
         return NoiseTold(small, large)
 
 
@@ -81,5 +83,5 @@ def squares(gradients: Iterable[Tensor]) -> list[Tensor]:
     return [torch.stack([norm.double() for norm in norms]).square().sum()]
 
 
-def _sum(found: Sequence[Tensor]) -> float:
-    return float(torch.stack([*found]).sum()) if found else 0.0
+def _sum(found: Sequence[Tensor]) -> _Number:
+    return torch.stack([*found]).sum() if found else 0.0

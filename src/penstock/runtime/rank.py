@@ -7,6 +7,7 @@ A Program is bound once to a flat list of calls (bind.py).  Running a window is 
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from penstock.batches.reads import ReadNumbers
 from penstock.bits import AS_IT_IS
-from penstock.device import here
+from penstock.device import here, of
 from penstock.errors import RunError
 from penstock.graph.code import Function, function_of, micro_batch_seed
 from penstock.graph.joint import Joint, joint_of
@@ -28,6 +29,7 @@ from penstock.program.codes import COMPUTE
 from penstock.program.program import Program, Reduce
 from penstock.runtime import bind
 from penstock.runtime.calls import Bound as Bound
+from penstock.runtime.calls import Call
 from penstock.runtime.calls import Progress as Progress
 from penstock.runtime.calls import StepResult as StepResult
 from penstock.runtime.carried import Carried, Carries
@@ -76,11 +78,13 @@ class Rank:
     loss_scale: where the loss is scaled.
     carried:   of each stage whose buffers other ranks change too.
     functions: of segments, those that were made; a rank that comes after it may have the same.
+    moments:   where marks of the device are put between calls, as the clock's; None: nowhere.
     first_edge: number by which the transport knows edge 0; plans before had those below.
     """
 
     guard: Callable[[Reduce], None] = staticmethod(_give_nothing)
     guarded_bytes: Callable[[], int] = int
+    moments: list[Any] | None = None
 
     def __init__(  # noqa: PLR0913 - what a rank is made of
         self,
@@ -182,11 +186,23 @@ class Rank:
         marks = [clock()]
         mark = marks.append
         self.progress.last_update_s = marks[0]
+        if self.moments is not None:
+            calls = self._marking(calls, self.moments)
         for call in [bound.call for bound in calls]:  # 9 in docs/architecture.md
             call()
             mark(clock())
         self.noise.end()
         return marks
+
+    def _marking(self, calls: Sequence[Bound], moments: list[Any]) -> list[Bound]:
+        """Return `calls` with a mark of the device after each, and put the first one down."""
+        device, note = of(self.device), moments.append
+        note(device.mark())
+
+        def marking(call: Call) -> Call:
+            return lambda: (call(), note(device.mark()))
+
+        return [replace(bound, call=marking(bound.call)) for bound in calls]
 
     def live(self) -> dict[str, Tensor]:
         """Return the weights that are trained here, or the parts that are here, by name."""
@@ -252,7 +268,8 @@ class Rank:
         """Return the bytes held between windows by weights, gradients, versions and state."""
         constants = sum(t.untyped_storage().nbytes() for t in self.capture.constants.values())
         own = sum(weights.size_bytes() for weights in self.weights.values())
-        return own + constants + self.guarded_bytes()
+        sent = self.transport.held_bytes if of(self.device).is_queued else 0
+        return own + constants + self.guarded_bytes() + sent
 
     # -- what binding asks for ---------------------------------------------------------------
 

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from penstock.device import of
 from penstock.errors import JobError
 from penstock.far import FarMemory, FarRoom
 from penstock.graph.optimizer import whole_optimizer
@@ -34,6 +35,7 @@ from penstock.runtime.copies import Move
 from penstock.runtime.flat import Flat, all_views, count_of
 from penstock.runtime.narrow_sums import scatter_over
 from penstock.runtime.transport.transport import Transport
+from penstock.runtime.unseen_sums import UnseenSums
 
 _ALIGN_BYTES = 64  # a cache line
 _BY_ELEMENT = {
@@ -101,6 +103,7 @@ class StageShard:
     ) -> None:
         """Keep a part of `flats`, which have no memory from now on; `whole` is what is read."""
         self.sharers, self.whole, self.is_open = sharers, whole, False
+        self.unseen: UnseenSums | None = None  # of sums in far memory that nobody can look at
         self.sums = [layout.new() for layout in layouts]  # whole gradients
         self.cuts = [cuts_of(layout, sharers.parts) for layout in layouts]
         at = sharers.place
@@ -137,18 +140,26 @@ class StageShard:
         blocks = zip(room.blocks, flats, strict=True)
         there = [block.view(flat.dtype) for block, flat in blocks]
         far = _FarPart(room, there[: len(self.kept)], there[len(self.kept) :], {}, {})
-        for layout, mine, own, summed in zip(layouts, self.mine, far.kept, far.sums, strict=True):
-            starts = dict(zip(layout.nodes, layout.starts, strict=True))
-            for node, start in starts.items():
-                if node in self.slices:
-                    first = start + self.slices[node].start - mine.start
-                    part = slice(first, first + self.parameters[node].numel())
-                    far.parameters[node], far.gradients[node] = own[part], summed[part]
+        places = list(map(self._places_in, layouts, self.mine))
+        for there, own, summed in zip(places, far.kept, far.sums, strict=True):
+            for node, part in there.items():
+                far.parameters[node], far.gradients[node] = own[part], summed[part]
         self.saved = far.parameters
+        if of(device).is_queued and self.sharers.job.awaits_all:
+            self.unseen = UnseenSums(self.kept_sums, places)
         self._copy_out(far)
         for flat in self.kept:
             _free(flat)
         return far
+
+    def _places_in(self, layout: Flat, mine: slice) -> dict[int, slice]:
+        """Return by node where the parameters of a layout lie in the part of this rank."""
+        places: dict[int, slice] = {}
+        for node, start in zip(layout.nodes, layout.starts, strict=True):
+            if node in self.slices:
+                first = start + self.slices[node].start - mine.start
+                places[node] = slice(first, first + self.parameters[node].numel())
+        return places
 
     # -- the part of this rank, in far memory ----------------------------------------------------
 
@@ -159,7 +170,12 @@ class StageShard:
         for flat in flats:
             _fill(flat)
         nears = {number: flat.view(torch.uint8) for number, flat in enumerate(flats)}
-        return Move(lambda: far.room.take(nears), _nothing)
+        return Move(lambda: far.room.take(nears), self._came)
+
+    def _came(self) -> None:
+        """Do to the gradients that are back what was to be done to them meanwhile."""
+        if self.unseen is not None:
+            self.unseen.came(self.kept_sums)
 
     def offload(self) -> Move:
         """Return the move of the weights to far memory."""
@@ -233,6 +249,8 @@ class StageShard:
             if self.far is None:
                 kept.copy_(flat[mine])
             else:
+                if self.unseen is not None:
+                    self.unseen.leave(number, flat[mine])
                 self.far.room.put({len(self.kept) + number: flat[mine].view(torch.uint8)})
 
     @property
@@ -288,10 +306,6 @@ def cuts_of(layout: Flat, parts: Sequence[int]) -> tuple[int, ...]:
     step = _ALIGN_BYTES // layout.dtype.itemsize
     ends = (-(-layout.size * end // (sum(parts) * step)) * step for end in accumulate(parts))
     return (0, *(min(end, layout.size) for end in ends))
-
-
-def _nothing() -> None:
-    """Nothing is left to do: room was made before."""
 
 
 def _free(flat: Tensor) -> None:

@@ -5,14 +5,14 @@ The memory has no name in any folder, is made once, and grows where the state do
 
 import mmap
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.device import of
+from penstock.device import Device, here, of
 from penstock.errors import CheckpointError
 from penstock.runtime.part_file import Piece, arranged
 
@@ -76,18 +76,25 @@ class Snapshot:
         self.file = os.memfd_create("penstock snapshot")
         self.size_bytes = 0
         self._memory: Any = None
+        self._let_go: Callable[[], None] | None = None  # where a device copies into it
 
     def grow(self, size_bytes: int) -> None:
         """Have at least so many bytes; the memory itself comes when it is first written to."""
         size_bytes = max(1, size_bytes)
         if size_bytes > self.size_bytes:
             os.ftruncate(self.file, size_bytes)
+            self._unpin()
             self._memory = np.frombuffer(mmap.mmap(self.file, size_bytes), np.uint8)
             self.size_bytes = size_bytes
+            if (device := here()).is_queued:
+                self._let_go = device.pin(_tensor(self._memory))
 
     def take(self, tensors: Mapping[str, Tensor], pieces: Sequence[Piece]) -> None:
-        """Copy `tensors`, in the order of `pieces`; there has to be room."""
-        place = 0
+        """Copy `tensors`, in the order of `pieces`; there has to be room.
+
+        Copies of a device's tensors are queued together, and waited for once.
+        """
+        place, device = 0, Device("cpu")
         for piece in pieces:
             target = self._memory[place : place + piece.size_bytes]
             value = _plain(tensors[piece.key])
@@ -96,10 +103,19 @@ class Snapshot:
                 np.copyto(target, own)
             elif piece.size_bytes:
                 view = _tensor(target).view(value.dtype).view(value.shape)
-                view.copy_(value)
+                view.copy_(value, non_blocking=True)
+                device = of(value.device)
             place += piece.size_bytes
+        if device.is_queued:
+            device.current_stream().synchronize()
+
+    def _unpin(self) -> None:
+        if self._let_go is not None:
+            self._let_go()
+            self._let_go = None
 
     def close(self) -> None:
         """Let go of the memory."""
+        self._unpin()
         self._memory = None
         os.close(self.file)

@@ -13,6 +13,7 @@ from penstock.device import of
 from penstock.graph.parts import word_of
 from penstock.program.program import Reduce
 from penstock.runtime.calls import Call, StepResult
+from penstock.runtime.lane import SumCalls
 from penstock.runtime.look import UnseenNorm, look
 from penstock.runtime.loss_scale import LEAST, LossScale
 from penstock.runtime.narrow_sums import sum_over
@@ -34,8 +35,8 @@ class LocalStages(NamedTuple):
     added: Container[tuple[int, int]]
 
 
-def sum_call(rank: "Rank", reduce: Reduce, own: LocalStages) -> Call:
-    """Return the call of one Reduce on a rank with the stages `own`."""
+def sum_calls(rank: "Rank", reduce: Reduce, own: LocalStages) -> SumCalls:
+    """Return the calls of one Reduce on a rank with the stages `own`."""
     match reduce.how:
         case "tied":
             return _tied(rank, reduce, own)
@@ -46,14 +47,14 @@ def sum_call(rank: "Rank", reduce: Reduce, own: LocalStages) -> Call:
         case "norm":
             return _norm(rank, reduce, own)
         case "guard":
-            return lambda: rank.guard(reduce)
+            return SumCalls(lambda: rank.guard(reduce))
         case "commit":
-            return lambda: rank.commit(reduce)
+            return SumCalls(lambda: rank.commit(reduce))
         case "validate":
             raise AssertionError("post_validation.py does it")
 
 
-def _tied(rank: "Rank", reduce: Reduce, own: LocalStages) -> Call:
+def _tied(rank: "Rank", reduce: Reduce, own: LocalStages) -> SumCalls:
     """Sum the gradients of one parameter over the stages that hold it, here and elsewhere."""
     nodes = rank.capture.graph.nodes
     pairs = ((word_of(nodes[node].name), node, holders) for node, holders in rank.stages.tied)
@@ -67,11 +68,13 @@ def _tied(rank: "Rank", reduce: Reduce, own: LocalStages) -> Call:
         if targets and (node not in weights.with_gradient or (stage, reduce.step) not in own.added)
     ]
 
+    def make() -> None:
+        for shard in shards:
+            shard.begin()
+
     def call() -> None:
         if not targets:  # a frozen one
             return
-        for shard in shards:
-            shard.begin()
         first, *others = targets
         for target in silent:  # it still holds the sum of the step before
             target.zero_()
@@ -82,10 +85,10 @@ def _tied(rank: "Rank", reduce: Reduce, own: LocalStages) -> Call:
         for other in others:
             other.copy_(first)
 
-    return call
+    return SumCalls(call, make) if shards and targets else SumCalls(call)
 
 
-def _replicas(rank: "Rank", reduce: Reduce, own: LocalStages) -> Call:
+def _replicas(rank: "Rank", reduce: Reduce, own: LocalStages) -> SumCalls:
     """Sum all gradients of a stage over all ranks on which it lives.
 
     A tied one has been summed over the ranks of this replica, and counts on the first of them.
@@ -106,13 +109,15 @@ def _replicas(rank: "Rank", reduce: Reduce, own: LocalStages) -> Call:
             gradient.zero_()
         for flat in weights.flat_gradients:
             sum_over(rank.transport, flat, reduce.ranks, rank.job)
-        if rank.noise.is_due and is_telling:
+
+    def after() -> None:
+        if rank.noise.is_due:
             rank.noise.large(watched)
 
-    return call
+    return SumCalls(call, after=after) if is_telling and watched else SumCalls(call)
 
 
-def _shards(rank: "Rank", reduce: Reduce, own: LocalStages) -> Call:
+def _shards(rank: "Rank", reduce: Reduce, own: LocalStages) -> SumCalls:
     """Sum all gradients of a stage over its replicas; each keeps those of its part.
 
     Where this rank adds none to a step, they are zeros.
@@ -120,28 +125,29 @@ def _shards(rank: "Rank", reduce: Reduce, own: LocalStages) -> Call:
     stage = int(reduce.bucket.removeprefix("stage"))
     shard, nodes = rank.shard_of(stage), rank.watched(stage)
 
-    def call() -> None:
-        shard.begin()
-        shard.scatter()
+    def after() -> None:
         if rank.noise.is_due:
             rank.noise.large(shard.summed_by_node[n] for n in nodes if n in shard.summed_by_node)
 
-    return call
+    return SumCalls(shard.scatter, shard.begin, after)
 
 
-def _norm(rank: "Rank", reduce: Reduce, own: LocalStages) -> Call:
+def _norm(rank: "Rank", reduce: Reduce, own: LocalStages) -> SumCalls:
     """Clip the gradients by their norm over all ranks, and find out whether they overflow."""
     norm = GlobalNorm(rank, own)
-    clip = norm.clip_unseen if of(rank.device).is_queued else norm.clip
+    is_queued = of(rank.device).is_queued
 
     def call() -> None:
         norms = norm.own()
         if len(reduce.ranks) > 1:
             rank.transport.all_reduce(norms, reduce.ranks)
         # 17 in docs/architecture.md
-        clip(norm.whole(norms), rank.progress.first_step + reduce.step)
+        if is_queued:
+            norm.clip_unseen(norm.whole(norms), reduce.step)
+        else:
+            norm.clip(norm.whole(norms), rank.progress.first_step + reduce.step)
 
-    return call
+    return SumCalls(call)
 
 
 class GlobalNorm:
@@ -188,14 +194,24 @@ class GlobalNorm:
         scaled, count = self.loss_scale, self.count
         norms = torch.zeros(count + bool(scaled), dtype=torch.float64, device=self.rank.device)
         if scaled is not None:
-            flats = [flat for weights, _ in self.parts for flat in weights.summed()]
-            norms[count] = ~scaled.unscale(flats)
+            norms[count] = ~self._unscale(scaled)
         if self.limit is None:
             return norms
         found = [norm.double() for weights, owned in self.told for norm in weights.norms(owned)]
         if found:
             norms[self.own_places] = torch.stack(found)
         return norms.square_() if self.sums_squares else norms
+
+    def _unscale(self, scaled: LossScale) -> Tensor:
+        """Divide the gradients of this rank by the scale; return whether all of them are finite."""
+        parts = [weights for weights, _ in self.parts]
+        flats = [flat for each in parts if each.unseen is None for flat in each.summed()]
+        away = [each.unseen for each in parts if each.unseen is not None]
+        checks = [unseen.are_finite() for unseen in away]
+        for unseen in away:
+            unseen.scale(1 / scaled.scale)
+        checks += [scaled.unscale(flats)] if flats or not away else []
+        return torch.stack(checks).all()
 
     def whole(self, norms: Tensor) -> Tensor:
         """Return the norm of each parameter, where `norms` is the sum of what all ranks told."""
@@ -207,7 +223,7 @@ class GlobalNorm:
         Raises:   NotFiniteError.
         """
         if self.loss_scale is not None:
-            self._end(self.loss_scale, norms, step)
+            self._end(self.loss_scale, step, overflowed=bool(norms[self.count]))
             if self.loss_scale.leaves_out(step):
                 return False
         if self.limit is None:
@@ -222,26 +238,27 @@ class GlobalNorm:
                 weights.scale_gradients(coefficient)
         return clips
 
-    def clip_unseen(self, norms: Tensor, step: int) -> None:
+    def clip_unseen(self, norms: Tensor, at: int) -> None:
         """Clip as `clip` does, without a look at the norm: by the same numbers, or by 1.
 
-        It is looked at before the next update, where that is guarded.
+        at:  the step, of the window.
+        It is looked at before the next update, where that is guarded; at once where the loss is
+        scaled, for whether gradients overflow has to be known now.
         """
-        if self.loss_scale is not None:
-            self._end(self.loss_scale, norms, step)
-            if self.loss_scale.leaves_out(step):
-                return
-        if self.limit is None:
-            return
-        total = _total(norms[: self.count], self.order, self.dtypes)
-        coefficient = (self.limit / (total + 1e-6)).clamp(max=1.0)
-        for weights, _ in self.parts:
-            weights.scale_gradients(coefficient)
-        self.rank.progress.unseen = UnseenNorm(total, norms, self.names, step)
+        progress, scale = self.rank.progress, self.loss_scale
+        step = progress.first_step + at
+        if self.limit is not None:
+            total = _total(norms[: self.count], self.order, self.dtypes)
+            coefficient = (self.limit / (total + 1e-6)).clamp(max=1.0)
+            for weights, _ in self.parts:
+                weights.scale_gradients(coefficient)
+            progress.unseen = UnseenNorm(total, norms, self.names, step)
+        if scale is not None:
+            losses = progress.losses.get(at, ()) if self.rank.is_guarded else ()
+            self._end(scale, step, overflowed=look(self.rank, at, losses, flag=norms[self.count]))
 
-    def _end(self, scale: LossScale, norms: Tensor, step: int) -> None:
+    def _end(self, scale: LossScale, step: int, *, overflowed: bool) -> None:
         """Let the scale know how a step has ended; one that is no longer the reason is an error."""
-        overflowed = bool(norms[self.count])
         if overflowed and self.rank.is_guarded and scale.scale <= LEAST:
             self.rank.refuse_norm(nan, step, ())
         scale.end(step, overflowed=overflowed)
@@ -291,7 +308,8 @@ def update_call(  # noqa: PLR0913 - what an update has to mind
 
     def call() -> None:
         if looks:
-            look(rank, step, progress.losses[step] if has_loss and tells else ())
+            are_there = has_loss and (tells or not late) and step not in progress.seen_losses
+            look(rank, step, progress.losses[step] if are_there else ())
         if stash is not None:
             weights.keep(stash)
         number, factor = progress.first_step + step, 1.0

@@ -32,6 +32,7 @@ from penstock.runtime.kept import tensors_in
 from penstock.runtime.optimizer import Optimizers, optimizers_of
 from penstock.runtime.shards import Sharers, StageShard, check_optimizer
 from penstock.runtime.staleness import Staleness
+from penstock.runtime.unseen_sums import UnseenSums
 from penstock.runtime.updates import Updates
 from penstock.schedule.weight_rule import WeightRule
 
@@ -239,6 +240,8 @@ class StageWeights:
 
     def norms(self, nodes: Sequence[int]) -> list[Tensor]:
         """Return the norms of the gradients of `nodes`, each as torch's clipping computes it."""
+        if self.unseen is not None:
+            return self.unseen.norms(nodes)
         sums = self.gradients if self.shard is None else self.shard.summed_by_node
         found = [sums[node] for node in nodes]
         rows = zip(nodes, found, strict=True)
@@ -259,8 +262,16 @@ class StageWeights:
         """Return what is here of the gradients, once they are summed over replicas: flat ones."""
         return self.flat_gradients if self.shard is None else self.shard.summed
 
+    @property
+    def unseen(self) -> UnseenSums | None:
+        """Return what is known of sums in far memory, where nobody can look at them."""
+        return None if self.shard is None else self.shard.unseen
+
     def scale_gradients(self, factor: Tensor) -> None:
         """Multiply every gradient by `factor`."""
+        if self.unseen is not None:
+            self.unseen.scale(factor)
+            return
         for flat in self.summed():
             flat.mul_(factor)
 

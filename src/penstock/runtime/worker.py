@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -40,9 +40,10 @@ from penstock.runtime.buffers import BufferLaw
 from penstock.runtime.calls import Bound, StepResult
 from penstock.runtime.carried import Carries, carries_of
 from penstock.runtime.control import Board, Control, Do
+from penstock.runtime.device_clock import MARKED, DeviceClock
 from penstock.runtime.finite import check_weights, forget, leaving
 from penstock.runtime.guide import Guide
-from penstock.runtime.lane import Begun
+from penstock.runtime.lane import Begun, Queued
 from penstock.runtime.meter import Meter
 from penstock.runtime.named import put_named
 from penstock.runtime.rank import FunctionKey, Rank
@@ -552,12 +553,23 @@ class Window(NamedTuple):
 
 
 class _Ran(NamedTuple):
-    """A window that was run: its calls, the clock between them, and the sums run beside them."""
+    """A window that was run: its calls, the clock between them, and the sums run beside them.
+
+    On a device that queues marks of it stand for seconds until the run is over.
+    """
 
     calls: Sequence[Bound]
-    marks: list[float]
+    marks: list[Any]
     num_steps: int
-    summed: list[tuple[float, float]]
+    summed: list[tuple[Any, Any]]
+
+    def by(self, clock: DeviceClock) -> "_Ran":
+        """Return it in seconds."""
+        sums = [mark for pair in self.summed for mark in pair]
+        seconds = clock.seconds_of([*self.marks, *sums])
+        count = len(self.marks)
+        pairs = list(zip(seconds[count::2], seconds[count + 1 :: 2], strict=True))
+        return self._replace(marks=seconds[:count], summed=pairs)
 
 
 class WindowRunner:
@@ -576,7 +588,9 @@ class WindowRunner:
         self._is_audited = self.has_saved = False
         self.bound: list[Mapping[int, list[Bound]]] = []
         self.kept: deque[_Ran] = deque(maxlen=_WINDOWS_KEPT)
-        self.begun: dict[int, list[Begun]] = {}  # by id of a program's calls
+        self.begun: dict[int, list[Begun | Queued]] = {}  # by id of a program's calls
+        device = of(rank.device)
+        self.clock = DeviceClock(device) if device.is_queued else None
         self.window_s: list[float] = []
         self.memory: tuple[Held, ...] = ()
 
@@ -621,25 +635,35 @@ class WindowRunner:
 
     def _run(self, calls: list[Bound], window: Window) -> list[float]:
         """Run a window, keep what it showed, and return its marks."""
+        if self.clock is not None and len(self.kept) < MARKED:
+            self.rank.moments = []
         if window.is_profiled:
             with _compat.memory_profile() as memory:
                 marks = self.rank.run(calls, window.first_step)
             self.memory = _held(self.rank, memory(), self.rank.held_bytes())
-            if self.kept:  # another one is typical
-                return marks
         else:
             marks = self.rank.run(calls, window.first_step)
-        if id(calls) not in self.begun:
-            self.begun[id(calls)] = [bound.begun for bound in calls if bound.begun]
-        summed = [(begun.start_s, begun.end_s) for begun in self.begun[id(calls)]]
-        self.kept.append(_Ran(calls, marks, window.num_steps, summed))
+        moments, self.rank.moments = self.rank.moments, None
+        if window.is_profiled and self.kept:  # another one is typical
+            return marks
+        if self.clock is None or moments is not None:
+            self._keep(calls, moments or marks, window.num_steps)
         self.window_s.append((marks[-1] - marks[0]) / window.num_steps)
         return marks
+
+    def _keep(self, calls: list[Bound], marks: list[Any], num_steps: int) -> None:
+        """Keep what a window has shown."""
+        if id(calls) not in self.begun:
+            self.begun[id(calls)] = [bound.begun for bound in calls if bound.begun]
+        summed = [begun.times for begun in self.begun[id(calls)]]
+        self.kept.append(_Ran(calls, marks, num_steps, summed))
 
     def result(self, end_s: float) -> RankResult:
         """Return what was measured until `end_s`; every rank calls it at the same time."""
         rank, transport = self.rank, self.rank.transport
         everyone = _everyone(transport)
+        if self.clock is not None:
+            self.kept = deque(each.by(self.clock) for each in self.kept)
         lengths = [(each.marks[-1] - each.marks[0]) / each.num_steps for each in self.kept]
         answers = transport.all_gather_bytes(json.dumps(lengths).encode(), everyone)
         slowest = [max(row) for row in zip(*map(json.loads, answers), strict=True)]

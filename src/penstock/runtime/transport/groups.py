@@ -12,6 +12,7 @@ import os
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
@@ -72,9 +73,13 @@ def world_of(
     """
     made: list[Any] = []
     rank, num_ranks = place
+    times = Counter[str]()  # the same on all ranks
 
     def group(ranks: list[int]) -> Any:
-        own = _TorchTexts(Prefixed(store, " ".join(map(str, ranks))), news, limit_s)
+        name = " ".join(map(str, ranks))
+        again = f" again {times[name]}" if times[name] else ""
+        times[name] += 1
+        own = _TorchTexts(Prefixed(store, name + again), news, limit_s)
         about = own, ranks.index(rank), len(ranks)
         is_cpu = of(device).is_cpu
         call = _gloo_of(*about, address, limit_s) if is_cpu else _nccl_of(*about)

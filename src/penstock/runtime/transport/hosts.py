@@ -51,6 +51,14 @@ class HostsTransport:
         """Return what reaches these ranks."""
         return self._inside if self._here.issuperset(ranks) else self._between
 
+    @property
+    def is_queued(self) -> bool:
+        return False
+
+    @property
+    def held_bytes(self) -> int:
+        return 0
+
     def bind_send(
         self, edge: int, peer: int, specs: tuple[TensorSpec, ...], *, ahead: int = 0
     ) -> Send:

@@ -108,6 +108,14 @@ class SharedMemoryTransport:
     def waited(self) -> Waited:
         return self._waited
 
+    @property
+    def is_queued(self) -> bool:
+        return False
+
+    @property
+    def held_bytes(self) -> int:
+        return 0
+
     def bind_send(
         self, edge: int, peer: int, specs: tuple[TensorSpec, ...], *, ahead: int = 0
     ) -> Send:

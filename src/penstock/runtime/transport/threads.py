@@ -65,6 +65,14 @@ class ThreadTransport:
     def num_ranks(self) -> int:
         return self._job.num_ranks
 
+    @property
+    def is_queued(self) -> bool:
+        return False
+
+    @property
+    def held_bytes(self) -> int:
+        return 0
+
     def bind_send(
         self, edge: int, peer: int, specs: tuple[TensorSpec, ...], *, ahead: int = 0
     ) -> Send:

@@ -8,6 +8,13 @@ never idle for want of one.  It matches by tag, which is the edge.  NCCL matches
 there receives stay where lowering puts them, and the first barrier opens the channels in one order
 on all ranks.
 
+NCCL takes what goes between two ranks one after the other, and a send ends with its receive.  So
+each pair has two channels, one for each direction: no message waits behind one that comes towards
+it.  A receive is posted from a stream of its own, for it would wait for all computes queued before.
+What is queued on a device begins in the order in which a rank's program has it, and one order of
+all instructions agrees with all programs (program/issue.py), so that no rank stops another even
+where a device lets only one of its messages on at a time.
+
 gloo's waits cannot be interrupted, but one operation that times out closes all
 connections of its group, and so ends every wait in it.  That is how a thread that
 watches the store for an abort gets its rank out of a wait, and how a rank that leaves
@@ -119,16 +126,26 @@ class TorchDistributedTransport:
         self._everyone = tuple(range(self._num_ranks))
         for ranks in (self._everyone, *groups):
             self._connect(ranks)
-        self._all = self._group(self._everyone)
         self._peers: set[int] = set()
         self._is_cpu = self._is_open = of(device).is_cpu
+        self._ways = self._group_of_each_way()
+        self._posting = None if self._is_cpu else of(device).stream()
         self._sent: list[tuple[int, list[dist.Work | None]]] = []
+        self._queued: dict[tuple[int, int], deque[tuple[Tensor, dist.Work]]] = {}
         # by thread: ranks, and the store's keys that say they left
         self._waits_for: dict[int, list[tuple[int, str]]] = {}
         self._wait_number = 0
         self._closing, self._news = False, threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="penstock abort", daemon=True)
         self._watcher.start()
+
+    def _group_of_each_way(self) -> tuple[Group, Group]:
+        """Return what carries messages to lower ranks, and what those to higher ones."""
+        everyone = self._group(self._everyone)
+        if self._is_cpu:
+            return everyone, everyone
+        low, high = (self._world.group([*self._everyone]) for _ in range(2))
+        return low, high
 
     @property
     def rank(self) -> int:
@@ -142,12 +159,19 @@ class TorchDistributedTransport:
     def waited(self) -> Waited:
         return self._waited
 
+    @property
+    def is_queued(self) -> bool:
+        return not self._is_cpu
+
     def bind_send(
         self, edge: int, peer: int, specs: tuple[TensorSpec, ...], *, ahead: int = 0
     ) -> Send:
         check_peer(self._rank, self._num_ranks, peer, edge)
         self._peers.add(peer)
-        start, finish = _compat.unrecorded(self._all.send), self._finish
+        if not self._is_cpu:
+            return self._bind_queued_send(edge, peer, specs)
+        way = self._ways[peer > self._rank]
+        start, finish = _compat.unrecorded(way.send), self._finish
         fail, waited, clock = self._fail_if_failed, self._waited, time.perf_counter
         flats = [self._flat(specs) for _ in range(self._slots)]
         views = [unpacked(flat, specs) for flat in flats]
@@ -173,21 +197,57 @@ class TorchDistributedTransport:
 
         return send
 
+    def _bind_queued_send(self, edge: int, peer: int, specs: tuple[TensorSpec, ...]) -> Send:
+        """Return what queues a message; one tensor alone is lent, and kept until it is sent."""
+        start = _compat.unrecorded(self._ways[peer > self._rank].send)
+        sent = self._queued.setdefault((edge, peer), deque())
+        is_lent = len(specs) == 1 and specs[0].size_bytes == packed_bytes(specs) > 0
+
+        def send(tensors: Sequence[Tensor]) -> None:
+            self._fail_if_failed()
+            check_message(tensors, specs, edge)
+            while sent and (len(sent) == self._slots or sent[0][1].is_completed()):
+                self._finish(sent[0][1], (peer,))  # what is queued from now on may take its memory
+                sent.popleft()
+            if is_lent:
+                flat = tensors[0].detach().contiguous().view(-1).view(torch.uint8)
+            else:
+                flat = self._flat(specs)
+                for view, tensor in zip(unpacked(flat, specs), tensors, strict=True):
+                    view.copy_(tensor.detach())
+            try:
+                sent.append((flat, start([flat], peer, edge)))
+            except RuntimeError as error:
+                raise self._explained(error, (peer,)) from error
+
+        return send
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(flat.nbytes for sent in self._queued.values() for flat, _ in sent)
+
     def bind_receive(
         self, edge: int, peer: int, specs: tuple[TensorSpec, ...], *, ahead: int = 0
     ) -> tuple[Post | None, Wait]:
         check_peer(self._rank, self._num_ranks, peer, edge)
         self._peers.add(peer)
         posted: deque[tuple[Tensor, dist.Work]] = deque()
-        start, waited = _compat.unrecorded(self._all.recv), self._waited
-        clock = time.perf_counter
+        start, waited = _compat.unrecorded(self._ways[peer < self._rank].recv), self._waited
+        clock, device, posting = time.perf_counter, of(self._device), self._posting
 
-        def post() -> None:
+        def begin() -> None:
             flat = self._flat(specs)
             try:
                 posted.append((flat, start([flat], peer, edge)))
             except RuntimeError as error:
                 raise self._explained(error, (peer,), _SENT_ALL) from error
+
+        def post() -> None:
+            if posting is None:
+                begin()
+                return
+            with device.queueing_on(posting):
+                begin()
 
         def wait() -> list[Tensor]:
             self._fail_if_failed()
@@ -197,6 +257,8 @@ class TorchDistributedTransport:
             before = clock()
             self._finish(work, (peer,), _SENT_ALL)
             waited.to_receive_s += clock() - before
+            if posting is not None:  # its memory is that stream's, and read on another
+                device.used_on(flat, device.current_stream())
             tensors = unpacked(flat, specs)
             return tensors if len(tensors) < 2 else [tensor.clone() for tensor in tensors]
 
@@ -229,8 +291,12 @@ class TorchDistributedTransport:
         """Send the own part to each other member; no byte goes a longer way."""
         parts, own = self._parts(whole, cuts, ranks)
         if not self._is_cpu:
-            given = [parts[ranks.index(rank)] for rank in sorted(ranks)]
-            self._collect(ranks, lambda group: group.allgather([given], [parts[own].clone()]))
+            ordered = [parts[ranks.index(rank)] for rank in sorted(ranks)]
+            flat = whole.detach()
+            if _are_flat(flat, ordered):
+                self._collect(ranks, lambda group: _compat.gather_flat(group, flat, parts[own]))
+            else:
+                self._collect(ranks, lambda group: group.allgather([ordered], [parts[own]]))
         else:
             self._exchange(ranks, [parts[own]] * len(ranks), parts)
 
@@ -239,9 +305,12 @@ class TorchDistributedTransport:
         parts, own = self._parts(whole, cuts, ranks)
         mine = parts[own]
         if not self._is_cpu:
-            given, total = [parts[ranks.index(rank)] for rank in sorted(ranks)], mine.clone()
-            self._collect(ranks, lambda group: group.reduce_scatter([total], [given]))
-            mine.copy_(total)
+            ordered = [parts[ranks.index(rank)] for rank in sorted(ranks)]
+            flat = whole.detach()
+            if _are_flat(flat, ordered):
+                self._collect(ranks, lambda group: _compat.scatter_flat(group, mine, flat))
+            else:
+                self._collect(ranks, lambda group: group.reduce_scatter([mine], [ordered]))
             return
         came = [mine if place == own else torch.empty_like(mine) for place in range(len(ranks))]
         self._exchange(ranks, parts, came)
@@ -329,9 +398,9 @@ class TorchDistributedTransport:
         texts = self.all_gather_bytes(own, self._everyone)
         for low, high in sorted({(low, high) for text in texts for low, high in json.loads(text)}):
             if self._rank in (low, high):
-                peer, byte = low + high - self._rank, self._flat(())
-                send, receive = self._all.send, self._all.recv
-                for operation in (send, receive) if self._rank == low else (receive, send):
+                for sender, way in ((high, self._ways[False]), (low, self._ways[True])):
+                    operation = way.send if self._rank == sender else way.recv
+                    peer, byte = low + high - self._rank, self._flat(())
                     self._finish(operation([byte], peer, 0), (peer,))
 
     def _collect(self, ranks: tuple[int, ...], start: Callable[[Group], dist.Work]) -> None:
@@ -440,10 +509,11 @@ class TorchDistributedTransport:
 
         An operation with a rank that is gone already fails at once, and ends none.
         """
-        for members, group in list(self._groups.items()):
-            if not self._is_cpu:
+        if not self._is_cpu:
+            for group in (*self._groups.values(), *self._ways):
                 group.abort()
-                continue
+            return
+        for members, group in list(self._groups.items()):
             for place, rank in enumerate(sorted(members)):
                 if rank != self._rank:
                     with suppress(RuntimeError):
@@ -463,6 +533,10 @@ class TorchDistributedTransport:
                 for work in works:
                     self._fail_if_failed()
                     self._finish(work, (peer,))
+            for (_, peer), sent in self._queued.items():
+                for _, work in sent:
+                    self._fail_if_failed()
+                    self._finish(work, (peer,))
         self._tell(_SENT_ALL)
         self._closing = True
         self._news.set()
@@ -473,3 +547,14 @@ class TorchDistributedTransport:
         with suppress(RuntimeError):
             self._store.set(key.format(self._rank), "")
             self._store.set(_ANYBODY_LEAVES, "")
+
+
+def _are_flat(whole: Tensor, parts: Sequence[Tensor]) -> bool:
+    """Return whether parts, in the order of torch's group, lie in `whole` as one call takes them.
+
+    That is: alike, one behind the other.  It works in place; of a list of parts that are alike
+    torch makes a flat copy, and one of unlike parts it takes part by part, likewise in place.
+    """
+    places = [part.storage_offset() for part in parts]
+    is_alike = all(part.numel() == parts[0].numel() for part in parts)
+    return is_alike and places == sorted(places) and len(parts) * parts[0].numel() == whole.numel()

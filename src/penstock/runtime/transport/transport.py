@@ -98,6 +98,18 @@ class Transport(Protocol):
         """
         ...
 
+    @property
+    def is_queued(self) -> bool:
+        """Return whether sums and gathers are queued, behind and before what the stream has that
+        is current; their calls then return at once.
+        """
+        ...
+
+    @property
+    def held_bytes(self) -> int:
+        """Return the bytes of a device that messages hold which are on their way from here."""
+        ...
+
     def bind_send(
         self, edge: int, peer: int, specs: tuple[TensorSpec, ...], *, ahead: int = 0
     ) -> Send:
