@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from penstock.cluster import Cluster, DeviceKind, Host, HostPair, Link
 from penstock.cluster.cluster import _here
-from penstock.cluster.machine import Machine, detect, free_bytes
+from penstock.cluster.machine import Accelerator, Machine, detect, free_bytes
 from penstock.errors import ClusterError
 from penstock.units import GB, GiB
 
@@ -50,7 +50,7 @@ def clusters(draw: st.DrawFn) -> Cluster:
     ]
     both = list(itertools.permutations(host_names, 2))
     chosen = draw(st.lists(st.sampled_from(both), unique=True)) if both else []
-    pairs = tuple(HostPair(a, b, *astuple(draw(links))) for a, b in chosen)
+    pairs = tuple(HostPair(a, b, *astuple(draw(links))[:5]) for a, b in chosen)
     levels = (draw(st.none() | links) for _ in range(3))
     return Cluster(tuple(devices), tuple(hosts), *levels, pairs=pairs)
 
@@ -315,8 +315,12 @@ def test_this_machine_is_a_cluster_whose_ranks_share_its_memory():
 
 
 def test_accelerators_give_one_rank_each_and_no_more():
-    machine = Machine("m", 6, 2**30, (("X", 80 * GB), ("X", 40 * GB)))
+    found = Accelerator("X", 80 * GB), Accelerator("X", 40 * GB)
+    machine = Machine("m", 6, 2**30, found)
     cluster = _here(machine, None)
+    assert cluster.device_of(0).copy_engine
+    assert cluster.inside is not None
+    assert str(cluster.inside) == "10.0 us + 20 GB/s, assumed"
     assert (cluster.num_ranks, cluster.device_of(1).name, cluster.device_of(1).memory_bytes) == (
         2,
         "X",

@@ -19,9 +19,9 @@ WORDS = ("state", "activations", "both", "weights", "all")
 
 
 @cache
-def machine(cap: int, ranks: int, cores: int) -> Cluster:
+def machine(cap: int, ranks: int, cores: int, *, copies: bool = False) -> Cluster:
     here = Cluster.here(ranks)
-    kind = replace(here.devices[0], memory_bytes=cap)
+    kind = replace(here.devices[0], memory_bytes=cap, copy_engine=copies)
     return replace(here, devices=(kind,), hosts=(replace(here.hosts[0], cores=cores),))
 
 
@@ -63,6 +63,17 @@ def test_no_all_or_nothing_plan_is_better_and_the_cap_holds(cores, parts):
         (why,) = (each.why for each in plan.decisions if each.what == "offload")
         assert "a rank in place of" in why
     assert plan.far, "the last one has less room than weights, gradients and state take"
+
+
+def test_copies_run_beside_computes_where_a_device_copies_by_itself():
+    cap = int(0.6 * whole_bytes())
+    profile = replace(profile_of("wide"), op_s=tuple(1e-5 for _ in wide().graph.nodes), **PROFILE)
+    plans = [
+        search(wide().graph, profile, there, micro_batches=4, fixed=Fixed(ranks=1)).plan
+        for there in (machine(cap, 1, 0, copies=True), machine(cap, 1, 1))
+    ]
+    assert [plan.beside for plan in plans] == [True, False]
+    assert plans[0].predicted.step_s < plans[1].predicted.step_s
 
 
 def test_as_much_is_taken_as_is_needed_and_no_more():

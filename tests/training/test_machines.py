@@ -2,9 +2,11 @@
 
 import pytest
 
-from penstock.cluster import Cluster
+from penstock.cluster import Cluster, Link
 from penstock.device import Device
 from penstock.errors import PlanError
+from penstock.files import cache_folder
+from penstock.profile.store import keep_link
 from penstock.training import prepare, train
 from penstock.training.listener import SILENT
 
@@ -15,12 +17,18 @@ def on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("on_gpus")
-def test_link_between_accelerators_is_said_to_be_guessed(monkeypatch) -> None:
+def test_link_between_accelerators_is_the_measured_one_or_said_to_be_assumed(
+    monkeypatch, tmp_path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(Device, "name", "a GPU")
     said: list[str] = []
     listener = SimpleListener(said)
-    found = prepare.machines(None, 2, listener)
-    assert found == Cluster.here(2)
-    assert "not measured but a round guess" in said[0]
+    assert prepare.machines(None, 2, listener) == Cluster.here(2)
+    assert "is assumed, as no run on several has measured it" in said[0]
+    link = keep_link(cache_folder("profiles"), Link(2e-6, 3e11))
+    assert prepare.machines(None, 2, listener).inside == link
+    assert "link measured on" in said[1]
 
 
 class SimpleListener:

@@ -1,6 +1,7 @@
 """penstock doctor --links: what messages cost here, measured, and written as a cluster.
 
-Alone: between two processes of this host.  Under torchrun: between all of its hosts.
+Alone: between two processes of this host, or between its accelerators, each with a process that
+this one starts.  Under torchrun: between all of its hosts.
 """
 
 import json
@@ -10,7 +11,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
+
+import typer
 
 from penstock.cli import face
 from penstock.cluster.cluster import Cluster
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
 def links(out: Path | None, region: str, *, as_json: bool) -> None:
     """Measure, show and write; under torchrun only rank 0 shows and writes.
 
-    Raises:   RunError: a rank failed, or ranks compute on GPUs.
+    Raises:   RunError: a rank failed, or there is one accelerator only.
     """
     import torch
 
@@ -35,9 +38,8 @@ def links(out: Path | None, region: str, *, as_json: bool) -> None:
     from penstock.runtime.hosts import measured_kinds
     from penstock.runtime.launch import under_torchrun
 
-    if not here().is_cpu:
-        hint = "write the links by hand: docs/cluster.md shows how"
-        raise RunError("links between GPUs are not measured, only those between CPUs", hint=hint)
+    if not (here().can_fork or under_torchrun()):
+        _start_ranks()
     torch.set_num_threads(1)
     found = _of_torchrun(region) if under_torchrun() else _of_this_host(region)
     if found is None:
@@ -51,6 +53,16 @@ def links(out: Path | None, region: str, *, as_json: bool) -> None:
         face.show(_words(found))
     if out is not None:
         face.say(f"wrote {out}")
+
+
+def _start_ranks() -> NoReturn:
+    """Run this command on each accelerator here, and end as it does."""
+    from penstock.device import all_here
+    from penstock.training.started import start_ranks
+
+    if (count := len(all_here())) < 2:
+        raise RunError("here is one accelerator, so there is no link to measure")
+    raise typer.Exit(start_ranks(count)[0])
 
 
 def _of_this_host(region: str) -> "Survey":
@@ -100,6 +112,9 @@ def _document(found: "Survey") -> dict[str, Json]:
         "computes": [
             _plain({**each._asdict(), "seconds": each.seconds}) for each in found.benchmarks
         ],
+        "inside": [
+            _plain({**each._asdict(), "bytes_per_s": 1 / each.byte_s}) for each in found.inside
+        ],
         "regions": [[cluster.hosts[host].name for host in group] for group in found.near],
     }
 
@@ -113,6 +128,8 @@ def _words(found: "Survey") -> str:
     parts += [f"{level}\n{_of_level(each)}" for level, each in found.probes]
     names = [host.name for host in found.cluster.hosts]
     parts.append(computing(found.cluster, found.benchmarks))
+    if found.inside:
+        parts.append(inside_words(found.inside))
     if found.compared:
         parts += [matrix(names, found.compared), regions_words(found)]
     return "\n\n".join(parts)
@@ -176,14 +193,27 @@ def _of_level(found: "Probe") -> str:
     return "\n".join(f"  {line}" for line in shown)
 
 
+def inside_words(compared: "Sequence[Compared]") -> str:
+    """Return a table of the pairs of accelerators of a host, and what seems to connect each."""
+    from penstock.device import all_here
+
+    there = all_here()
+    rows = [
+        (
+            f"{a} and {b}",
+            f"{format_seconds(each.small_s)} + {1 / each.byte_s / GB:.3g} GB/s",
+            there[a].way_to(there[b], 1 / each.byte_s),
+        )
+        for each in compared
+        for a, b in (each.hosts,)
+    ]
+    return face.table(("accelerators", "one way", "seems to be"), rows)
+
+
 def matrix(names: Sequence[str], compared: "Sequence[Compared]") -> str:
     """Return a table of all pairs of hosts: a minimal payload's seconds, and bytes/s of a large."""
-    from penstock.runtime.links import PAYLOADS
-
-    small, large = PAYLOADS
     cells = {
-        each.hosts: f"{format_seconds(each.small_s)} + "
-        f"{(large - small) / max(each.large_s - each.small_s, 1e-12) / GB:.3g} GB/s"
+        each.hosts: f"{format_seconds(each.small_s)} + {1 / each.byte_s / GB:.3g} GB/s"
         for each in compared
     }
     rows = [

@@ -29,6 +29,7 @@ class DeviceKind:
 
     `notice_s`: seconds that the cloud warns before it takes a preemptible device.
     `mtbf_s`: mean seconds until a host of it is taken or fails; 0: not known.
+    `copy_engine`: whether copies to the host's memory go on beside its computing by themselves.
     Raises:   ClusterError: an impossible number, or a name that is empty or not printable.
     """
 
@@ -40,6 +41,7 @@ class DeviceKind:
     preemptible: bool = False
     notice_s: float = 0.0
     mtbf_s: float = 0.0
+    copy_engine: bool = False
 
     def __post_init__(self) -> None:
         where = f'device "{self.name}"'
@@ -119,6 +121,7 @@ class Link:
     overhead_s        seconds of computing that each end loses per message
     copy_bytes_per_s  at which each end's computing thread copies the message; inf: it does not
     slowdown          fraction by which a compute takes longer beside a message of its rank
+    assumed           whether it is a round guess: nobody has measured it, or said what it is
     """
 
     latency_s: float
@@ -126,6 +129,7 @@ class Link:
     overhead_s: float = 0.0
     copy_bytes_per_s: Endless = math.inf
     slowdown: float = 0.0
+    assumed: bool = False
 
     def __post_init__(self) -> None:
         for name in ("latency_s", "overhead_s", "slowdown"):
@@ -158,7 +162,8 @@ class Link:
             f", each end {format_seconds(self.overhead_s)}{copy}" if self.overhead_s or copy else ""
         )
         slow = f", slows computes by {100 * self.slowdown:.3g} %" if self.slowdown else ""
-        return f"{format_seconds(self.latency_s)} + {self.bytes_per_s / GB:.3g} GB/s{end}{slow}"
+        rate = f"{format_seconds(self.latency_s)} + {self.bytes_per_s / GB:.3g} GB/s"
+        return f"{rate}{end}{slow}{', assumed' if self.assumed else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -467,6 +472,14 @@ class Cluster:
         except ClusterError as problem:
             raise ClusterError(f"cluster {path}: {problem}", hint=problem.hint) from problem
 
+    @property
+    def holds_receives(self) -> bool:
+        """Return whether a message takes memory as soon as its receive is posted.
+
+        So on accelerators.
+        """
+        return any(device.copy_engine for device in self.devices)
+
     @classmethod
     def here(cls, ranks: int | None = None) -> "Cluster":
         """Return this machine as one host: a rank per accelerator, or per core without any.
@@ -475,7 +488,8 @@ class Cluster:
         memory, and of the cores where there are enough for all to have one.  Cores and memory are
         what this process may use; accelerators are found only when the caller has imported torch.
         FLOP/s, memory bandwidth and the link are round guesses (CPU: 30 GFLOP/s in float32 and
-        10 GB/s a core, messages through shared memory), to be replaced by measuring.
+        10 GB/s a core, messages through shared memory), to be replaced by measuring; the link says
+        so (`Link.assumed`), and so does a plan that rests on it.
         Raises:   ClusterError: `ranks` is less than 1, or more than the accelerators there are.
         """
         return _here(detect(), ranks)
@@ -490,22 +504,22 @@ def _here(machine: Machine, ranks: int | None) -> Cluster:
             f"{count} ranks on this machine; {limit}", hint="give another number of ranks"
         )
     if found:
-        name, memory_bytes = min(found[:count], key=lambda each: each[1])
-        rates = (("float32", 15 * TFLOP), ("bfloat16", 100 * TFLOP))
+        least = min(found[:count], key=lambda each: each.memory_bytes)
+        rates = (("float32", 15.0 * TFLOP), ("bfloat16", 100.0 * TFLOP))
         device = DeviceKind(
-            name, memory_bytes, tuple((dtype, float(rate)) for dtype, rate in rates), 1000.0 * GB
+            *(least.name, least.memory_bytes, rates, 1000.0 * GB),
+            copy_engine=all(each.has_copy_engine for each in found[:count]),
         )
-        link = Link(latency_s=10e-6, bytes_per_s=20.0 * GB, overhead_s=10e-6)
+        link = Link(latency_s=10e-6, bytes_per_s=20.0 * GB, assumed=True)
     else:
         cores = max(1.0, machine.cores / count)  # with fewer, ranks share them: Host.cores
         device = DeviceKind(
             "cpu", machine.memory_bytes // count, (("float32", 30 * GB * cores),), 10.0 * GB * cores
         )
-        link = Link(
-            latency_s=20e-6, bytes_per_s=10.0 * GB, overhead_s=10e-6, copy_bytes_per_s=15.0 * GB
-        )
-    own = 0 if found else machine.cores
-    return Cluster((device,), (Host(machine.name, device.name, count, cores=own),), link)
+        own = {"overhead_s": 10e-6, "copy_bytes_per_s": 15.0 * GB}
+        link = Link(latency_s=20e-6, bytes_per_s=10.0 * GB, assumed=True, **own)
+    cores = 0 if found else machine.cores
+    return Cluster((device,), (Host(machine.name, device.name, count, cores=cores),), link)
 
 
 def _links_of(pairs: Sequence[HostPair], names: Container[str]) -> dict[tuple[str, str], Link]:
@@ -531,7 +545,8 @@ def _describe(kind: DeviceKind) -> str:
     price = f", {kind.usd_per_hour:g} usd/hour" if kind.usd_per_hour else ""
     spot = f", preemptible with {kind.notice_s:g} s notice" if kind.preemptible else ""
     memory = f"{format_bytes(kind.memory_bytes)} at {kind.memory_bytes_per_s / GB:.4g} GB/s"
-    return f"{kind.name}: {memory}{rates}{price}{spot}"
+    beside = ", copies beside computing" if kind.copy_engine else ""
+    return f"{kind.name}: {memory}{rates}{beside}{price}{spot}"
 
 
 def _check_names(where: str, names: Sequence[str]) -> None:

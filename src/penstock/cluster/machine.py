@@ -10,13 +10,21 @@ HERE = "here"  # the region of a host that says nothing of it
 CGROUP = Path("/sys/fs/cgroup")  # limits of a container (version 2); absent elsewhere
 
 
+class Accelerator(NamedTuple):
+    """One accelerator; `memory_bytes` is what a plan may use of it."""
+
+    name: str
+    memory_bytes: int
+    has_copy_engine: bool = True
+
+
 class Machine(NamedTuple):
     """One machine as found."""
 
     name: str
     cores: int
     memory_bytes: int
-    accelerators: tuple[tuple[str, int], ...]  # name of each, and the bytes that a plan may use
+    accelerators: tuple[Accelerator, ...]
 
 
 def detect(cgroup: Path = CGROUP) -> Machine:
@@ -78,9 +86,11 @@ def _words(path: Path) -> list[str]:
         return []
 
 
-def _accelerators() -> tuple[tuple[str, int], ...]:
+def _accelerators() -> tuple[Accelerator, ...]:
     if "torch" not in sys.modules:
         return ()
     from penstock.device import all_here
 
-    return tuple((each.name, each.usable_bytes) for each in all_here())
+    return tuple(
+        Accelerator(each.name, each.usable_bytes, each.has_copy_engine) for each in all_here()
+    )

@@ -116,24 +116,37 @@ def link_of(folder: Path | None, measure: Callable[[], Link], tell: Callable[[Pa
 
     tell:     called with the file of a kept one.
     """
+    known = kept_link(folder, tell)
+    return keep_link(folder, measure()) if known is None else known
+
+
+def kept_link(folder: Path | None, tell: Callable[[Path], None]) -> Link | None:
+    """Return the link that was kept in `folder`; None: there is none that can be used."""
     if folder is None:
-        return measure()
-    made_by = hashlib.sha256(" ".join(_here()).encode()).hexdigest()[:16]
-    path = folder / f"link-{made_by}.toml"
+        return None
+    path = _link_path(folder)
     try:
-        if path.exists():
-            found = Cluster.load(path).inside
-            if found is not None:
-                tell(path)
-                return found
+        found = Cluster.load(path).inside if path.exists() else None
     except ClusterError as problem:
         log.warning("the kept link cannot be used, so it is measured again: %s", problem)
-    link = measure()
-    try:
-        replace(Cluster.here(2), inside=link).save(path)
-    except OSError as problem:
-        log.warning("the link could not be kept in %s: %s", folder, problem)
+        return None
+    if found is not None:
+        tell(path)
+    return found
+
+
+def keep_link(folder: Path | None, link: Link) -> Link:
+    """Keep a link that was measured in `folder`; return it."""
+    if folder is not None:
+        try:
+            replace(Cluster.here(2), inside=link).save(_link_path(folder))
+        except OSError as problem:
+            log.warning("the link could not be kept in %s: %s", folder, problem)
     return link
+
+
+def _link_path(folder: Path) -> Path:
+    return folder / f"link-{hashlib.sha256(' '.join(_here()).encode()).hexdigest()[:16]}.toml"
 
 
 def measured(

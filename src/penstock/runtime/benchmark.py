@@ -10,16 +10,16 @@ of a piece of training: so many FLOP, bytes and calls.
 Source:   002#6 SpanTrain, arXiv:2505.15536 (the sum of benchmark tasks' seconds, weighted).
 """
 
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
+from penstock.device import Device, here
 from penstock.units import GB, MiB
 
-_WIDTH = 512  # of the matrices
-_ADDED_BYTES = 64 * MiB  # of each of two tensors: more than caches hold
+_WIDTH, _QUEUED_WIDTH = 512, 4096  # of the matrices; on devices that queue
+_ADDED_BYTES = 64 * MiB  # of each of two tensors: more than caches hold, three times that together
 _CALLS = 500
 _ROUNDS = 15
 _PIECE = (4.0 * GB, 1.0 * GB, 1000)  # FLOP, bytes and calls of a piece of training
@@ -40,27 +40,29 @@ class Benchmark(NamedTuple):
 
 def benchmark() -> Benchmark:
     """Return what this thread computes, in a third of a second: the best of 15 rounds."""
-    a, product = torch.ones(2, _WIDTH, _WIDTH)
-    count = _ADDED_BYTES // 4
-    there, here = torch.zeros(2, count)
-    small = torch.zeros(8)
+    device = here()
+    width = _QUEUED_WIDTH if device.is_queued else _WIDTH
+    a, product = torch.ones(2, width, width, device=device.place)
+    count = max(_ADDED_BYTES, 2 * device.cache_bytes) // 4
+    there, near = torch.zeros(2, count, device=device.place)
+    small = torch.zeros(8, device=device.place)
 
     def calls() -> None:
         for _ in range(_CALLS):
             small.add_(1.0)
 
     tasks: tuple[tuple[Callable[[], object], float], ...] = (
-        (lambda: torch.mm(a, a, out=product), 2.0 * _WIDTH**3),
-        (lambda: here.add_(there), 3.0 * _ADDED_BYTES),  # both are read, one is written
+        (lambda: torch.mm(a, a, out=product), 2.0 * width**3),
+        (lambda: near.add_(there), 12.0 * count),  # both are read, one is written
         (calls, _CALLS),
     )
-    return Benchmark(*(_best_s(task) / amount for task, amount in tasks))
+    return Benchmark(*(_best_s(task, device) / amount for task, amount in tasks))
 
 
-def _best_s(task: Callable[[], object]) -> float:
+def _best_s(task: Callable[[], object], device: Device) -> float:
     took: list[float] = []
     for _ in range(_ROUNDS):
-        start = time.perf_counter()
+        start = device.mark()
         task()
-        took.append(time.perf_counter() - start)
+        took.append(device.seconds_between(start, device.mark()))
     return max(min(took), 1e-9)

@@ -22,12 +22,21 @@ from penstock.cluster.machine import HERE
 from penstock.cluster.regions import Groups, alike, regions, seconds_per_byte
 from penstock.errors import RunError
 from penstock.runtime.benchmark import Benchmark, benchmark
-from penstock.runtime.links import EDGES, PAYLOADS, Probe, compare, probe, probe_of
+from penstock.runtime.links import (
+    EDGES,
+    PAYLOADS,
+    Probe,
+    compare,
+    payloads,
+    probe,
+    probe_of,
+)
 from penstock.runtime.transport.shared_memory import available, host_key
 from penstock.runtime.transport.transport import Transport
 from penstock.typed import typed
 
 Pair = tuple[int, int]
+_MOST_INSIDE = 8  # ranks of a host, of which all pairs are compared
 _FEW = 5  # hosts, of which all pairs are compared in the midst of a run
 _UNEVEN = 1.5  # a byte between two hosts takes so many times as long as on their level, or less
 
@@ -41,22 +50,26 @@ class Seat(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """Two hosts, and the seconds that a minimal and a large payload take between them."""
+    """Two hosts, and the seconds that a minimal and a large payload take between them.
+
+    Or two ranks of one host.  sizes: of the payloads.
+    """
 
     hosts: Pair
     small_s: float
     large_s: float
+    sizes: Pair = PAYLOADS
 
     @property
     def byte_s(self) -> float:
         """Return the seconds of each byte beyond a minimal payload."""
-        small, large = PAYLOADS
+        small, large = self.sizes
         return max(self.large_s - self.small_s, 1e-9) / (large - small)
 
     @property
     def capability(self) -> float:
         """Return the seconds a byte of a large payload, the minimal one's included."""
-        return seconds_per_byte(self.byte_s, self.small_s, PAYLOADS[1])
+        return seconds_per_byte(self.byte_s, self.small_s, self.sizes[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +80,7 @@ class Survey:
     benchmarks:  of each host, the median of its ranks.
     near:        the regions that pairs of hosts tell of, by numbers of hosts; those of the
                  cluster, unless they were named.
+    inside:      pairs of ranks of the first host of several, where links may differ there.
     """
 
     cluster: Cluster
@@ -74,6 +88,7 @@ class Survey:
     probes: tuple[tuple[str, Probe], ...]
     benchmarks: tuple[Benchmark, ...] = ()
     near: Groups = ()
+    inside: tuple[Compared, ...] = ()
 
 
 def place_key() -> str:
@@ -110,18 +125,49 @@ def survey(transport: Transport, seat: Seat) -> Survey:
     for hosts in combinations(range(len(homes)), 2):
         first, second = (homes[host][0] for host in hosts)
         found = _told(transport, compare(transport, (first, second)))[first]
-        compared.append(Compared(hosts, *found))
+        compared.append(Compared(hosts, *found, sizes=payloads(transport)))
     near = near_hosts(len(homes), compared)
     seats = in_regions(seats, homes, near)
+    inside = _inside(transport, homes)
     probes = tuple(
         (level, probe_of(_told(transport, probe(transport, pair))[pair[0]]))
-        for level, pair in pairs_of(homes, seats, compared)
+        for level, pair in pairs_of(homes, seats, compared, inside)
     )
     links = {level: found.link for level, found in probes}
     kinds = told_apart(homes, kinds, [each.seconds for each in benchmarks])
     cluster = cluster_of(homes, seats, kinds, links, cores)
     cluster = replace(cluster, pairs=uneven_pairs(cluster, compared))
-    return Survey(cluster, tuple(compared), probes, benchmarks, near)
+    return Survey(cluster, tuple(compared), probes, benchmarks, near, inside)
+
+
+def link_inside(transport: Transport) -> Link:
+    """Return the link between the ranks of this host, all there are: the slowest of any pair.
+
+    Every rank calls it, and gets it.
+    """
+    everyone = tuple(range(transport.num_ranks))
+    pair = slowest(_inside(transport, (everyone,))) or (0, 1)
+    return probe_of(_told(transport, probe(transport, pair))[pair[0]]).link
+
+
+def _inside(transport: Transport, homes: Sequence[tuple[int, ...]]) -> tuple[Compared, ...]:
+    """Return what payloads take between pairs of ranks of the first host that has several.
+
+    Nothing where all pairs are alike, as cores are.
+    """
+    home = next((home for home in homes if len(home) > 1), ())
+    if not (transport.is_queued and home):
+        return ()
+    found: list[Compared] = []
+    for pair in combinations(home[:_MOST_INSIDE], 2):
+        told = _told(transport, compare(transport, pair))[pair[0]]
+        found.append(Compared(pair, *told, sizes=payloads(transport)))
+    return tuple(found)
+
+
+def slowest(compared: Sequence[Compared]) -> Pair | None:
+    """Return the pair whose large payload takes longest."""
+    return max(compared, key=lambda each: each.large_s).hosts if compared else None
 
 
 def compared_now(
@@ -143,7 +189,11 @@ def compared_now(
     for a, b in sorted(pairs):
         pair = homes[a][0], homes[b][0]
         found.append(
-            Compared((a, b), *_told(transport, compare(transport, pair, first_edge))[pair[0]])
+            Compared(
+                (a, b),
+                *_told(transport, compare(transport, pair, first_edge))[pair[0]],
+                sizes=payloads(transport),
+            )
         )
         first_edge += EDGES
     return found
@@ -236,7 +286,9 @@ def measured_kinds(cluster: Cluster, benchmarks: Sequence[Benchmark]) -> Cluster
         rows = zip(cluster.hosts, benchmarks, strict=True)
         own = [each for host, each in rows if host.device == kind.name]
         flop_s, byte_s = (statistics.median(column) for column in list(zip(*own, strict=True))[:2])
-        rates = (("float32", float(f"{1 / flop_s:.1e}")),)
+        single = "float32", float(f"{1 / flop_s:.1e}")
+        others = kind.flop_per_s if kind.copy_engine else ()  # of an accelerator those stay guesses
+        rates = (single, *(each for each in others if each[0] != "float32"))
         moved = float(f"{1 / byte_s:.1e}")
         found.append(replace(kind, flop_per_s=rates, memory_bytes_per_s=moved))
     return replace(cluster, devices=tuple(found))
@@ -268,17 +320,21 @@ def homes_of(seats: Sequence[Seat]) -> tuple[tuple[int, ...], ...]:
 
 
 def pairs_of(
-    homes: Sequence[tuple[int, ...]], seats: Sequence[Seat], compared: Sequence[Compared]
+    homes: Sequence[tuple[int, ...]],
+    seats: Sequence[Seat],
+    compared: Sequence[Compared],
+    inside: Sequence[Compared] = (),
 ) -> list[tuple[str, Pair]]:
     """Return for each level that there is the two ranks between which it is measured.
 
-    Inside: the first host of several ranks.  Else the pair of hosts whose large payload takes the
-    median time; of an even number the slower one in the middle.
+    Inside: the first host of several ranks; of pairs that were compared the slowest.  Else the pair
+    of hosts whose large payload takes the median time; of an even number the slower one in the
+    middle.
     """
     found: list[tuple[str, Pair]] = []
     several = [home for home in homes if len(home) > 1]
     if several:
-        found.append(("inside", (several[0][0], several[0][1])))
+        found.append(("inside", slowest(inside) or (several[0][0], several[0][1])))
     for level, is_across in (("between", False), ("across", True)):
         there = [each for each in compared if _is_across(each, homes, seats) == is_across]
         if there:

@@ -3,6 +3,9 @@
 Two ranks play ping-pong with payloads of several sizes.  A straight line through the medians gives
 latency and bytes/s; what the computing threads lose is measured at both ends and taken off.  Then
 both compute: alone, and while messages go both ways.  All other ranks wait meanwhile.
+
+On devices that queue both ends queue several rounds at once, and marks on their streams tell what
+these took: nothing of the host's is in it, and no end loses computing.
 """
 
 import json
@@ -21,6 +24,7 @@ import torch
 from torch import Tensor
 
 from penstock.cluster.cluster import Link
+from penstock.device import Device, here
 from penstock.files import Json
 from penstock.runtime.launch import run_processes
 from penstock.runtime.transport.shared_memory import SharedMemoryTransport
@@ -29,8 +33,10 @@ from penstock.runtime.worker import RankResult, Report
 from penstock.units import KiB, MiB
 
 SIZES = (64, 4 * KiB, 32 * KiB, 128 * KiB, 512 * KiB, 2 * MiB, 8 * MiB)
+QUEUED_SIZES = (*SIZES, 32 * MiB, 128 * MiB)  # between devices that queue
 PAYLOADS = (64, 512 * KiB)  # minimal and large: what pairs of hosts are compared by
-_PROBED, _COMPARED = 0, 1 + len(SIZES)  # the first edges of either
+QUEUED_PAYLOADS = (64, 32 * MiB)  # likewise, and pairs of devices of a host
+_PROBED, _COMPARED = 0, 1 + len(QUEUED_SIZES)  # the first edges of either
 EDGES = _COMPARED + 1 + len(PAYLOADS)  # that are used
 _THINK_S = 500e-6  # an end computes before it sends: as in a run, the other one sleeps meanwhile,
 _SWEPT_BYTES = 2 * MiB  # and finds in its cache what it has computed, not what it has to send
@@ -41,7 +47,8 @@ _SLOW_S = 0.25  # one way: larger payloads than that are left out
 _STREAM = 3  # messages each way beside computes; the transport takes so many without waiting
 _BESIDE = 0.8  # computes last this part of the messages beside them
 _REPEATS = (5, 40)  # of each execution: at least, at most
-_WIDTH = 192  # of the matrices of a compute
+_WIDTH, _QUEUED_WIDTH = 192, 2048  # of the matrices of a compute
+_CHAIN = 5  # rounds that are queued at once
 _PRODUCTS = 20  # of them are timed to know how many make a compute
 _NOISE = 0.01  # a slowdown up to this is none
 
@@ -123,7 +130,9 @@ def fit(timings: Sequence[Timing]) -> Link:
     Raises:   ValueError: payloads of one size only.
     """
     start_s, per_byte_s = _line([(timing.size_bytes, timing.low_s) for timing in timings])
-    overhead_s, copied_s = _line([(timing.size_bytes, timing.end_s) for timing in timings])
+    computed = any(timing.end_s for timing in timings)
+    ends = [(timing.size_bytes, timing.end_s) for timing in timings]
+    overhead_s, copied_s = _line(ends) if computed else (0.0, 0.0)
     wire_s = per_byte_s - 2 * copied_s
     return Link(
         latency_s=max(0.0, start_s - 2 * overhead_s),
@@ -185,7 +194,8 @@ def probe(transport: Transport, pair: tuple[int, int]) -> list[Any] | None:
     found = None
     if transport.rank in pair:
         talk = _Talk(transport, pair, _PROBED)
-        ends = [talk.ends(size) for size in SIZES]
+        sizes = QUEUED_SIZES if transport.is_queued else SIZES
+        ends = [talk.ends(size) for size in sizes]
         timings = _timings(talk, ends)
         has_wire = not isinstance(transport, SharedMemoryTransport)
         found = [timings, _overlap(talk, _widest(ends, timings)), has_wire]
@@ -193,8 +203,13 @@ def probe(transport: Transport, pair: tuple[int, int]) -> list[Any] | None:
     return found
 
 
+def payloads(transport: Transport) -> tuple[int, int]:
+    """Return the sizes by which pairs of ranks are compared."""
+    return QUEUED_PAYLOADS if transport.is_queued else PAYLOADS
+
+
 def compare(transport: Transport, pair: tuple[int, int], first_edge: int = 0) -> list[float] | None:
-    """Return the median seconds of PAYLOADS between `pair`, one way; None on other ranks.
+    """Return the median seconds of `payloads` between `pair`, one way; None on other ranks.
 
     first_edge:  from which on `EDGES` of them are used by nobody else.
     Every rank calls it at the same time, once for a pair; those that are not of it wait.
@@ -203,7 +218,7 @@ def compare(transport: Transport, pair: tuple[int, int], first_edge: int = 0) ->
     found = None
     if transport.rank in pair:
         talk = _Talk(transport, pair, first_edge + _COMPARED)
-        ends = [talk.ends(size) for size in PAYLOADS]
+        ends = [talk.ends(size) for size in payloads(transport)]
         found = [statistics.median(_trips(end, _ROUNDS[0])) for end in ends]
     transport.barrier()
     return found
@@ -218,6 +233,7 @@ class _Ends(NamedTuple):
     post: Callable[[], None]
     wait: Callable[[], object]
     think: Callable[[], None]
+    device: Device
 
 
 class _Talk:
@@ -225,6 +241,7 @@ class _Talk:
 
     def __init__(self, transport: Transport, pair: tuple[int, int], edge: int) -> None:
         self._transport, self._edge = transport, edge
+        self.device = here() if transport.is_queued else Device("cpu")
         self.is_first = transport.rank == pair[0]
         self._peer = pair[1] if self.is_first else pair[0]
         specs = (TensorSpec((1 + _REPEATS[1],), torch.float64),)
@@ -238,17 +255,17 @@ class _Talk:
         """Return ends of messages of so many bytes, on the next edge."""
         self._edge += 1
         send, (post, wait) = self._bound(self._edge, (TensorSpec((size_bytes,), torch.uint8),))
-        message = [torch.zeros(size_bytes, dtype=torch.uint8)]
+        message = [torch.zeros(size_bytes, dtype=torch.uint8, device=self.device.place)]
         think = partial(_think, torch.zeros(_SWEPT_BYTES // 4))
         ways = partial(send, message), post or _nothing, wait
-        return _Ends(size_bytes, self.is_first, *ways, think)
+        return _Ends(size_bytes, self.is_first, *ways, think, self.device)
 
     def together(self, seconds: Sequence[float]) -> list[float]:
         """Return what both ranks have measured, the first rank's before; both meet."""
         told = torch.zeros(1 + _REPEATS[1], dtype=torch.float64)
         told[: 1 + len(seconds)] = torch.tensor([len(seconds), *seconds])
-        self._send([told])
-        heard = list(map(float, self._wait()[0]))
+        self._send([told.to(self.device.place)])
+        heard = list(map(float, self._wait()[0].cpu()))
         other = heard[1 : 1 + int(heard[0])]
         return [*seconds, *other] if self.is_first else [*other, *seconds]
 
@@ -286,6 +303,8 @@ def _next_s(timings: Sequence[Timing], size_bytes: int) -> float:
 
 def _trips(ends: _Ends, rounds: int) -> list[float]:
     """Return the seconds one way of each round: half of there and back, without the pauses."""
+    if ends.device.is_queued:
+        return _queued_trips(ends, rounds)
     trips: list[float] = []
     clock = time.perf_counter
     for _ in range(rounds + 1):  # the first touches memory
@@ -302,6 +321,20 @@ def _trips(ends: _Ends, rounds: int) -> list[float]:
     return trips[1:]
 
 
+def _queued_trips(ends: _Ends, rounds: int) -> list[float]:
+    """Return the same, each the mean of some that were queued at once; nobody waits in between."""
+    trips: list[float] = []
+    order = (ends.send, ends.wait) if ends.is_first else (ends.wait, ends.send)
+    for _ in range(-(-rounds // _CHAIN) + 1):
+        start = ends.device.mark()
+        for _ in range(_CHAIN):
+            for each in order:
+                each()
+        taken_s = ends.device.seconds_between(start, ends.device.mark())
+        trips.append(taken_s / (2 * _CHAIN))
+    return trips[1:]
+
+
 def _low(seconds: Sequence[float]) -> float:
     return sorted(seconds)[len(seconds) // 10]
 
@@ -315,6 +348,8 @@ def _think(swept: Tensor) -> None:
 
 def _end_s(ends: _Ends) -> list[float]:
     """Return what one end costs the computing thread: half of a message sent and one received."""
+    if ends.device.is_queued:
+        return [0.0]
     times: list[float] = []
     clock = time.thread_time
     for _ in range(_REPEATS[0] + 1):
@@ -343,11 +378,12 @@ def _widest(ends: Sequence[_Ends], timings: Sequence[Timing]) -> _Ends:
 def _overlap(talk: _Talk, ends: _Ends) -> Overlap:
     """Run computes and messages in all ways in turn, on both ranks at the same time."""
     message_s = _low(_executed(talk, partial(_exchange, ends), 6)[1:])
-    product_s = _low(_executed(talk, partial(_multiply, _PRODUCTS), 6)[1:]) / _PRODUCTS
+    multiply = partial(_multiply, talk.device)
+    product_s = _low(_executed(talk, partial(multiply, _PRODUCTS), 6)[1:]) / _PRODUCTS
     count = int(talk.agreed(max(1, _BESIDE * message_s // product_s)))
     whole_s = 3 * message_s + 4 * count * product_s
     repeats = int(talk.agreed(min(_REPEATS[1], max(_REPEATS[0], 4 * _BUDGET_S // whole_s))))
-    computes, beside = partial(_multiply, count), list[float]()
+    computes, beside = partial(multiply, count), list[float]()
     ways = (
         computes,
         partial(_exchange, ends),
@@ -368,9 +404,9 @@ def _executed(talk: _Talk, call: Callable[[], object], count: int) -> list[float
     times: list[float] = []
     for _ in range(count):
         talk.agreed(0)
-        start = time.perf_counter()
+        start = talk.device.mark()
         call()
-        times.append(time.perf_counter() - start)
+        times.append(talk.device.seconds_between(start, talk.device.mark()))
     return times
 
 
@@ -382,15 +418,17 @@ def _exchange(
         ends.post()
     for _ in range(_STREAM):
         ends.send()
-    start = time.perf_counter()
+    start = ends.device.mark()
     beside()
-    if beside_s is not None:
-        beside_s.append(time.perf_counter() - start)
+    end = ends.device.mark()
     for _ in range(_STREAM):
         ends.wait()
+    if beside_s is not None:
+        beside_s.append(ends.device.seconds_between(start, end))
 
 
-def _multiply(count: int) -> None:
-    a, product = torch.ones(2, _WIDTH, _WIDTH)
+def _multiply(device: Device, count: int) -> None:
+    width = _QUEUED_WIDTH if device.is_queued else _WIDTH
+    a, product = torch.ones(2, width, width, device=device.place)
     for _ in range(count):
         torch.mm(a, a, out=product)

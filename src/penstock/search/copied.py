@@ -31,10 +31,10 @@ _MOST_PLANS = 3
 _TRIES = 3  # limits, from what should fit downwards
 
 
-def with_copies(field: Field, has_cores: Callable[[Plan], bool]) -> Iterator[Candidate]:
+def with_copies(field: Field, copies_beside: Callable[[Plan], bool]) -> Iterator[Candidate]:
     """Yield plans with copies, for those of the field that lack memory; some may lack it still.
 
-    has_cores:  whether copies of a plan can run beside its computes.
+    copies_beside:  whether copies of a plan can run beside its computes.
     Ignores:  that other cuts may suit an order with copies better.
     """
     if field.objective == "memory" or not field.effort.rescues:
@@ -46,7 +46,7 @@ def with_copies(field: Field, has_cores: Callable[[Plan], bool]) -> Iterator[Can
     )
     tried = 0
     for plan in field.plans:
-        if _shape(plan) not in short or not _is_meant(field.judge, plan) or not has_cores(plan):
+        if _shape(plan) not in short or not _is_meant(field.judge, plan) or not copies_beside(plan):
             continue
         if field.judge.bound(plan, field.objective) > best:
             continue

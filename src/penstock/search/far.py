@@ -61,7 +61,7 @@ class _CopyWay(NamedTuple):
 
 
 def with_far(
-    field: Field, has_cores: Callable[[Plan], bool], *, moves_state: bool, may_cut: bool
+    field: Field, copies_beside: Callable[[Plan], bool], *, moves_state: bool, may_cut: bool
 ) -> Iterator[Candidate]:
     """Yield plans with copies to far memory, for those of the field that lack memory.
 
@@ -83,7 +83,7 @@ def with_far(
             slower = start.peak_bytes and start.score(field.objective)[0] >= limit
             if field.is_over() or slower or judge.rules.broken(form, judge.graph):
                 continue
-            for how in (_CopyWay(False, 0), *([_CopyWay(True, 1)] if has_cores(form) else [])):
+            for how in (_CopyWay(False, 0), *([_CopyWay(True, 1)] if copies_beside(form) else [])):
                 for made in _WaitingForm(judge, form, how, moves_state).candidates(field):
                     if not made.refused:
                         limit = min(limit, made.score(field.objective)[0])

@@ -257,7 +257,8 @@ class Judge:
         stages, costs, held = self.price(plan, alive, ways_of(schedule))
         program = lower_plan(plan, self.graph, num_steps=steps, stages=stages, schedule=schedule)
         places = self.places(plan.hosts, program.num_ranks)
-        memory = memory_on(held, program, places, posted=plan.early > 0)
+        posted = plan.early > 0 or self.cluster.holds_receives
+        memory = memory_on(held, program, places, posted=posted)
         costs = by_rank(costs, self.profiles, program, places, (self.graph, stages))
         own = places, (self.graph, stages)
         costs, memory = with_guards(costs, memory, program, self.profiles, own)

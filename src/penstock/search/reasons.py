@@ -56,8 +56,7 @@ def reasons(
     cuts = ", ".join(plan.cut_names) or "uncut"
     return (
         Decision("ranks", str(plan.total_ranks), by(fixed.ranks), ranks),
-        *_cores(judge, plan),
-        *_hosts(best, field, judge),
+        *_machines(best, field, judge),
         Decision("replicas", str(plan.replicas), by(fixed.replicas), replicas),
         Decision(
             "stages", f"{plan.num_stages} on {plan.num_ranks} ranks", by(fixed.stages), stages
@@ -306,6 +305,12 @@ def _made_for(plan: Plan) -> str:
     return f"{name_of(said)}, built for the seconds of its stages" if has_seconds else name_of(said)
 
 
+def _machines(best: Candidate, field: Field, judge: Judge) -> tuple[Decision, ...]:
+    """Return what is decided by the machines that there are."""
+    plan = best.plan
+    return *_cores(judge, plan), *_assumed(judge, plan), *_hosts(best, field, judge)
+
+
 def _cores(judge: Judge, plan: Plan) -> tuple[Decision, ...]:
     """Return that ranks share cores, where a host has fewer."""
     cluster = judge.cluster_of(plan.hosts)
@@ -316,6 +321,15 @@ def _cores(judge: Judge, plan: Plan) -> tuple[Decision, ...]:
         words.append(f"{ranks} ranks share {cores} of {host.name}")
     why = "while more of them compute than there are cores, each gets a share of one"
     return (Decision("cores", ", ".join(words), "only choice", why),) if words else ()
+
+
+def _assumed(judge: Judge, plan: Plan) -> tuple[Decision, ...]:
+    """Return that nobody has measured the link between the ranks, where that is so."""
+    if plan.total_ranks < 2:
+        return ()
+    link = judge.cluster_of(plan.hosts).slowest_link(range(plan.total_ranks))
+    why = "a guess that nobody has measured; `penstock doctor --links --out FILE` does"
+    return (Decision("link", str(link), "only choice", why),) if link.assumed else ()
 
 
 def _hosts(best: Candidate, field: Field, judge: Judge) -> tuple[Decision, ...]:

@@ -160,10 +160,10 @@ def _polished(field: Field, cutter: "_Cutter", fixed: Fixed) -> list[Candidate]:
         tried, change = field.best(_POLISHED), polish
     effort = replace(field.effort, is_over=field.is_over)
     moved = [change(judge, each, objective, effort) for each in tried]
-    copied = with_copies(field, cutter.has_cores)
+    copied = with_copies(field, cutter.copies_beside)
     sharded = [] if fixed.state_stays else [*with_shards(field)]
     may = {"moves_state": not fixed.state_stays, "may_cut": fixed.stages is None}
-    far = with_far(field, cutter.has_cores, **may)
+    far = with_far(field, cutter.copies_beside, **may)
     others = [*moved, *copied, *sharded, *far]
     others += with_less_kept(field, others, [each for each in sharded if each.refused])
     usable = [candidate for candidate in others if not candidate.refused]
@@ -240,7 +240,7 @@ class _Cutter:
                 continue
             yield again
             copies = any(word != "none" for word in again.offload)
-            if copies and self.has_cores(again):
+            if copies and self.copies_beside(again):
                 yield replace(again, beside=True)
                 if again.far and again.num_stages > again.num_ranks:
                     yield replace(again, beside=True, prefetch=1)
@@ -269,11 +269,16 @@ class _Cutter:
         is_said = all(self.judge.rules.said("recompute", piece) for piece in pieces)
         return (False,) if is_said else (False, True)
 
-    def has_cores(self, plan: Plan) -> bool:
-        """Return whether every rank is known to have a core more than it computes with."""
+    def copies_beside(self, plan: Plan) -> bool:
+        """Return whether every rank is known to have what copies beside its computes.
+
+        That is a copy engine, or a core more than it computes with.
+        """
         cluster = self.judge.cluster_of(plan.hosts)
-        used = Counter(cluster.host_number(rank) for rank in range(plan.total_ranks))
-        return all(cluster.hosts[host].cores >= 2 * count for host, count in used.items())
+        ranks = [r for r in range(plan.total_ranks) if not cluster.device_of(r).copy_engine]
+        used = Counter(map(cluster.host_number, range(plan.total_ranks)))
+        asked = {cluster.host_number(rank) for rank in ranks}
+        return all(cluster.hosts[host].cores >= 2 * used[host] for host in asked)
 
     def devices(self, plan: Plan) -> tuple[tuple[int, ...], ...]:
         """Return for each stage the kinds of device that it runs on: places of profiles."""

@@ -58,7 +58,8 @@ def simulate(
             held_of(graph, stages, profile, alive, copies=plan.offloads, ways=ways)
             for profile in profiles
         ]
-        memory = memory_on(held, program, places, posted=plan.early > 0)
+        posted = plan.early > 0 or (cluster is not None and cluster.holds_receives)
+        memory = memory_on(held, program, places, posted=posted)
     own = places, (graph, stages)
     costs, memory = with_guards(costs, memory, program, profiles, own)
     return simulate_costs(program, costs, cluster, memory=memory, spans=spans)

@@ -84,6 +84,8 @@ def joined_step(
 def machines(path: Path | None, ranks: int | None, listener: Listener) -> Cluster:
     """Return the cluster in `path`; without one this machine, its link measured.
 
+    Between accelerators it is what the first run on several of them has measured.
+
     Raises:   ClusterError: damaged, or fewer ranks than asked for.
     """
     if path is not None:
@@ -96,21 +98,23 @@ def machines(path: Path | None, ranks: int | None, listener: Listener) -> Cluste
     if cluster.num_ranks < 2:
         return cluster
     from penstock.device import here
-
-    if not here().is_cpu:
-        words = "the link between accelerators is not measured but a round guess: a plan may be"
-        listener.say(f"{words} wrong by it; --cluster FILE says what it is (docs/cluster.md)")
-        return cluster
     from penstock.files import cache_folder
-    from penstock.profile.store import link_of
+    from penstock.profile.store import kept_link, link_of
     from penstock.runtime.links import measure_link
 
-    with listener.busy("measuring the link between two ranks"):
-        link = link_of(cache_folder("profiles"), measure_link, partial(_tell, "link", listener))
+    folder, tell = cache_folder("profiles"), partial(tell_day, "link", listener)
+    if not here().can_fork:
+        link = kept_link(folder, tell)
+        if link is None:
+            words = "the link between accelerators is assumed, as no run on several has measured it"
+            listener.say(f"{words}: `penstock doctor --links` does")
+            return cluster
         return replace(cluster, inside=link)
+    with listener.busy("measuring the link between two ranks"):
+        return replace(cluster, inside=link_of(folder, measure_link, tell))
 
 
-def _tell(what: str, listener: Listener, path: Path) -> None:
+def tell_day(what: str, listener: Listener, path: Path) -> None:
     """Say on which day a kept measurement was made."""
     day = time.strftime("%Y-%m-%d %H:%M", time.localtime(path.stat().st_mtime))
     listener.say(f"{what} measured on {day} (delete {path} to measure again)")
@@ -213,7 +217,7 @@ def measured_as(
     shares_cores = here().can_fork  # on accelerators ranks are not companions of one processor
     beside = max(0, min(busiest, detect().cores) - 1) if shares_cores else 0
 
-    tell = partial(_tell, "profile", listener)
+    tell = partial(tell_day, "profile", listener)
     with listener.busy("measuring every op"):
         folder = cache_folder("profiles")
         profile = measured(captured, job, beside=beside, folder=folder, tell=tell, apart=apart)

@@ -58,17 +58,15 @@ def relinked(cluster: Cluster, compared: "Sequence[Compared]") -> Relinked:
 
 def _payloads(link: Link, each: "Compared") -> list[tuple[float, float]]:
     """Return what the minimal and the large payload take, as found, and by `link`."""
-    from penstock.runtime.links import PAYLOADS
-
     found = each.small_s, each.large_s
-    said = (link.latency_s + size / link.bytes_per_s + 2 * link.end_s(size) for size in PAYLOADS)
+    said = (link.latency_s + size / link.bytes_per_s + 2 * link.end_s(size) for size in each.sizes)
     return list(zip(found, (max(seconds, 1e-9) for seconds in said), strict=True))
 
 
 def _link_now(link: Link, each: "Compared") -> Link:
-    from penstock.runtime.links import PAYLOADS, Timing, fit
+    from penstock.runtime.links import Timing, fit
 
-    found = zip(PAYLOADS, (each.small_s, each.large_s), strict=True)
+    found = zip(each.sizes, (each.small_s, each.large_s), strict=True)
     now = fit([Timing(size, s, s, s, link.end_s(size)) for size, s in found])
     own = link.overhead_s, link.copy_bytes_per_s, link.slowdown
     return Link(now.latency_s, now.bytes_per_s, *own)

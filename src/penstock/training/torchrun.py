@@ -22,13 +22,15 @@ from penstock import taken
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.machine import HERE
 from penstock.cluster.order import placed
-from penstock.errors import GraphError, JobError, PlanError, RunError
+from penstock.device import here
+from penstock.errors import GraphError, JobError, PlanError
 from penstock.job import Job
 from penstock.plan.plan import Plan
 from penstock.profile.profile import Profile
 from penstock.rules.rule import Rule
 from penstock.training.agree import agree, run_facts, start_facts
 from penstock.training.choose import Choice, Joining, Machines, for_plan
+from penstock.training.linked import linked
 from penstock.training.listener import Listener
 from penstock.training.lock import locked
 from penstock.training.outset import noticing
@@ -64,7 +66,7 @@ def train_under_torchrun(make: "Callable[[], Session]") -> "Trained | None":
     Whatever fails, on whichever rank, ends all of them.
     Raises:   GraphError: the model cannot be traced (start it with `penstock train` instead).
               PlanError: the plan is for another number of ranks.
-              RunError: another rank failed; GPUs on several hosts, whose links are unknown.
+              RunError: another rank failed.
     """
     from penstock.runtime.launch import torchrun_store
     from penstock.training.rendezvous import Rendezvous
@@ -95,7 +97,7 @@ def train_under_torchrun(make: "Callable[[], Session]") -> "Trained | None":
 
 def _train(session: "Session", rendezvous: "Rendezvous") -> "Trained | None":
     from penstock.runtime.control import StoreBoard
-    from penstock.runtime.launch import on_one_host, under
+    from penstock.runtime.launch import under
     from penstock.training.on_hosts import train_on_hosts
 
     rank, world = rendezvous.rank, rendezvous.num_ranks
@@ -108,9 +110,7 @@ def _train(session: "Session", rendezvous: "Rendezvous") -> "Trained | None":
     _check_ranks(session.given_plan, world)
     captured = _traced_alike(session, rendezvous, first_step)
     session.fixed = replace(session.fixed, ranks=world)
-    cluster = session.there.cluster
-    if cluster is None and not on_one_host():
-        cluster = _surveyed(rendezvous, session.listener)
+    cluster = session.there.cluster or _found(rendezvous, session.listener)
     if found is not None:
         choice = _led(session, rendezvous, cluster, captured, checkpoint, found)
     else:
@@ -254,18 +254,20 @@ def _traced(job: Job, listener: Listener, rules: Sequence[Rule]) -> "Capture":
 # -- the machines that torchrun started it on -----------------------------------------------------
 
 
-def _surveyed(rendezvous: "Rendezvous", listener: Listener) -> Cluster:
-    """Return the hosts of all ranks and the links between them; every rank calls it.
+def _found(rendezvous: "Rendezvous", listener: Listener) -> Cluster | None:
+    """Return the machines whose links are measured here, if any are; every rank calls it."""
+    from penstock.runtime.launch import on_one_host
 
-    Raises:   RunError: the ranks compute on GPUs.
-    """
-    from penstock.device import here
+    if not on_one_host():
+        return _surveyed(rendezvous, listener)
+    return None if here().can_fork else linked(rendezvous, listener)
+
+
+def _surveyed(rendezvous: "Rendezvous", listener: Listener) -> Cluster:
+    """Return the hosts of all ranks and the links between them; every rank calls it."""
     from penstock.runtime.hosts import seat_here, survey
     from penstock.runtime.launch import join_torchrun, under
 
-    if not here().is_cpu:
-        hint = "write hosts and links by hand (docs/cluster.md) and give them as --cluster FILE"
-        raise RunError("links between GPUs of several hosts are not measured", hint=hint)
     seat = seat_here(platform.node() or "host", HERE)
     with listener.busy("measuring the links between hosts"):
         store = under(rendezvous.store, "survey")
