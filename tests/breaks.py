@@ -243,6 +243,22 @@ BREAKS = (
         "where joining went wrong the run falls to eager replicas, not to the plan without it",
     ),
     Break(
+        "a number that an optimizer reads of all parameters is nobody's",
+        "runtime/optimizer_flow.py",
+        "if len(names) > 1 and not self.shown",
+        "if len(names) > 99 and not self.shown",
+        ("tests/runtime/test_optimizer_flow.py",),
+        "steps that are left out by the norm of all are left out by each stage for itself, late",
+    ),
+    Break(
+        "gradients of a trial are large and small together",
+        "runtime/optimizer_trial.py",
+        "step + at * (step % 4 > 1)",
+        "step",
+        ("tests/runtime/test_optimizer_flow.py",),
+        "what compares its own norm with the one before acts alike in all parts of a trial",
+    ),
+    Break(
         "a run that goes on without a plan has to know the constants of its loss",
         "training/same.py",
         'if own.traced and run.traced else ("data",)',

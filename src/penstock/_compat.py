@@ -519,6 +519,15 @@ def groups_by_dtype(tensors: Sequence[Tensor]) -> list[list[int]]:
     return [list(indices) for _, indices in grouped.values()]
 
 
+def give_hooks(optimizer: torch.optim.Optimizer) -> None:
+    """Let an optimizer have hooks that has not called `Optimizer.__init__`: one around another."""
+    if "_optimizer_step_pre_hooks" in vars(optimizer):
+        return
+    if "defaults" not in vars(optimizer):
+        optimizer.defaults = {}
+    torch.optim.Optimizer.__setstate__(optimizer, {})
+
+
 def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether somebody asked to be called at the steps of this optimizer, or of all."""
     return bool(

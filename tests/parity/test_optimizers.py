@@ -66,7 +66,7 @@ def test_what_looks_across_parameters_is_refused_on_more(name, tmp_path):
 
 
 def test_the_reason_names_the_parameter_the_step_and_the_line(tmp_path):
-    assert undividable(job_of(Clips), net()) == "first.weight depends on other parameters (step 1)"
+    assert undividable(job_of(Clips), net()) == "first.weight depends on first.bias and 8 more"
     assert "when one gradient is not finite" in undividable(job_of(Skips), net())
 
     class Looks(Custom):

@@ -162,6 +162,7 @@ def _made(job: Job, model: nn.Module) -> WholeOptimizer:
         message = where(problem, "the job's optimizer fails")
         raise JobError(message, hint="does it run without Penstock?") from problem
     _check(optimizer)
+    _compat.give_hooks(optimizer)
     for name, parameter in model.named_parameters():
         if _compat.has_gradient_hook(parameter) and all(parameter is not p for p in hooked):
             message = f"the job's optimizer puts a hook on the gradient of {name}"

@@ -26,6 +26,7 @@ _OVERWRITES = (
     aten.fill_.Scalar,
     aten.fill_.Tensor,
 )
+_EACH = ("aten._foreach_", "aten._fused_ada", "aten._fused_sgd")  # the same to each of some lists
 _STATISTICS = slice(3, 5)  # where a batch norm and its backward take the running statistics
 _TRAINING, _TRAINING_OF_BACKWARD = 5, 7
 
@@ -45,11 +46,11 @@ class Dependencies(_compat.DispatchMode):
         self.seen: Names = frozenset()
         self._depends: dict[int, Names] = {}
         self._names: dict[int, Names] = {}
-        self._held: list[Tensor] = []  # a number of a freed storage may come back
+        self._held: list[Any] = []  # a number of a freed storage may come back
         for name, tensor in kept.items():
             key = _key(tensor)
             self._names[key] = self._names.get(key, frozenset()) | {name}
-            self._note(tensor, self._names[key])
+            self.note(tensor, self._names[key])
 
     @property
     def shared(self) -> Names:
@@ -74,7 +75,7 @@ class Dependencies(_compat.DispatchMode):
         elif func in BACKWARD_OF_HIDDEN and _is_training(func, args):
             read = (*args[: _STATISTICS.start], *args[_STATISTICS.stop :])
             self._made(result, self._of_all(_tensors(read)))
-        elif str(func).startswith("aten._foreach_"):
+        elif str(func).startswith(_EACH):
             self._each(func, args, given, result)
         else:
             self._plain(func, args, given, result)
@@ -86,11 +87,11 @@ class Dependencies(_compat.DispatchMode):
         written = list(_written(func, args, kwargs))
         if func in _OVERWRITES and _is_whole(args[0]):
             self._write(args[0])
-            self._note(args[0], self._of_all(_tensors(args[1:])) | self.seen)
+            self.note(args[0], self._of_all(_tensors(args[1:])) | self.seen)
             return
         names = self._of_all(_tensors((args, kwargs)))
         if _shows(func, args):
-            self.seen |= names
+            self.saw(names)
         for tensor in written:
             self._write(tensor)
         self._made((written, result), names | self.seen)
@@ -124,14 +125,20 @@ class Dependencies(_compat.DispatchMode):
     def _made(self, values: Any, names: Names) -> None:
         if names:
             for tensor in _tensors(values):
-                self._note(tensor, names | self.of(tensor))
+                self.note(tensor, names | self.of(tensor))
 
-    def _note(self, tensor: Tensor, names: Names) -> None:
+    def saw(self, names: Names) -> None:
+        """Note that Python has seen a number that depends on these."""
+        self.seen |= names
+
+    def note(self, tensor: Tensor, names: Names) -> None:
+        """Note on which of the kept tensors one depends."""
         key = _key(tensor)
         if key not in self._depends:
             if not names:
                 return
-            self._held.append(tensor)
+            is_plain = tensor.layout == torch.strided  # its storage may be another one later
+            self._held.append(tensor.untyped_storage() if is_plain else tensor)
         self._depends[key] = names
 
     def _write(self, tensor: Tensor) -> None:

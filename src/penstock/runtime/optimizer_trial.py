@@ -6,7 +6,7 @@ It runs in several ways on the same made-up gradients; any bit of difference is 
 import json
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -22,6 +22,7 @@ from penstock.job import Job
 from penstock.runtime.clearing import LeftError, has_own_zero_grad
 from penstock.runtime.kept import digest, state_digests
 from penstock.runtime.named import digests, put_back, snapshot
+from penstock.runtime.optimizer_flow import Mixing
 from penstock.runtime.rates import JobScheduler
 from penstock.runtime.updates import SEED, Updates, divided, held_by, lent_to
 
@@ -60,6 +61,8 @@ def tried(what: Tried, job: Job, model: nn.Module, reached: Sequence[str]) -> st
 
 
 def _try_divided(trial: "_Trial") -> str | None:
+    if mixed := trial.mixed():
+        return mixed
     whole, plain = trial.whole(), trial.plainly()
     if whole != plain:
         what = trial.words(whole, plain, _AGAIN)
@@ -79,6 +82,8 @@ def _try_made_again(trial: "_Trial") -> str | None:
 
 
 def _try_lent(trial: "_Trial") -> str | None:
+    if mixed := trial.mixed():
+        return mixed
     whole = trial.whole()
     for groups, first in _partitions(trial.reached):
         try:
@@ -132,12 +137,14 @@ class _Trial:
         self.named = snapshot(job)  # of what a hook may move beside
 
     def gradients(self, step: int) -> dict[str, Tensor]:
-        """Return gradients of norm 0.1 and 100 alternately; in the last step one has an inf."""
-        scale = (0.1, 100.0)[step % 2] / max(1, self.size) ** 0.5
+        """Return gradients of norm 0.1, then 100, then one of both for each second parameter, by
+        turns; in the last step one has an inf.
+        """
         source = torch.Generator().manual_seed(step)
         found: dict[str, Tensor] = {}
-        for name in self.reached:
-            like = self.parameters[name]
+        for at, name in enumerate(self.reached):
+            like, is_large = self.parameters[name], step + at * (step % 4 > 1)
+            scale = (0.1, 100.0)[is_large % 2] / max(1, self.size) ** 0.5
             drawn = torch.randn(like.shape, generator=source) * scale
             found[name] = drawn.to(like.device, like.dtype)
         if step == self.steps - 1 and self.reached:
@@ -150,14 +157,28 @@ class _Trial:
         updates, values = self._on_loan(self._values())
         return self._run([updates], values, range(self.steps))
 
-    def plainly(self) -> Found:
-        """Return what a plain loop does."""
+    def mixed(self) -> str | None:
+        """Return what the first steps make of several parameters together; None: nothing."""
+        steps, self.steps = self.steps, _FEW
+        found: list[str] = []
+        try:
+            self.plainly(found.append)
+        finally:
+            self.steps = steps
+        return next(iter(found), None)
+
+    def plainly(self, tell: Callable[[str], None] | None = None) -> Found:
+        """Return what a plain loop does.
+
+        tell:    is told what its steps make of several parameters together, if anything.
+        """
         put_back(self.job, self.named)
         whole = whole_optimizer(self.job, self.model)
         self.newest = whole.model
         optimizer, found = whole.optimizer, Found()
         clears = has_own_zero_grad(optimizer)
         with _own_values(whole):
+            watch = None if tell is None else Mixing(whole.parameters)
             rates: list[Any] = [group.get("lr") for group in optimizer.param_groups]
             scheduler: Any = self.job.scheduler and self.job.scheduler(optimizer)
             for step in range(self.steps):
@@ -168,7 +189,8 @@ class _Trial:
                     if scheduler is not None and step > 0:
                         scheduler.step()
                     self._rate(optimizer, rates, step)
-                    with torch.enable_grad(), SeededRandom(micro_batch_seed(self._seed, step)):
+                    seeded = SeededRandom(micro_batch_seed(self._seed, step))
+                    with torch.enable_grad(), seeded, _watched(watch, whole):
                         optimizer.step()
                         if clears:
                             optimizer.zero_grad()
@@ -178,6 +200,8 @@ class _Trial:
                 weights = {name: tensor.detach() for name, tensor in held_by(whole.model).items()}
                 own = [(optimizer, whole.parameters)]
                 found.append(_digests(weights, own) | self._named())
+            if tell is not None and watch is not None and (mixed := watch.words()):
+                tell(mixed)
         return found
 
     def _named(self) -> dict[str, bytes]:
@@ -294,6 +318,14 @@ class _Trial:
             message = where(problem, "a step of the job's optimizer fails")
             raise JobError(message, hint="does it run without Penstock?") from problem
         return {"": b"fails"}
+
+
+def _watched(watch: Mixing | None, whole: WholeOptimizer) -> AbstractContextManager[object]:
+    if watch is None:
+        return nullcontext()
+    grads = {name: p.grad for name, p in whole.parameters.items() if p.grad is not None}
+    watch.given(grads)
+    return watch
 
 
 @contextmanager
