@@ -1,4 +1,4 @@
-"""What an optimizer makes of several parameters together is found, though no weight shows it yet."""
+"""What an optimizer makes of several parameters is found, though no weight shows it yet."""
 
 import re
 from collections.abc import Callable
