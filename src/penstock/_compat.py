@@ -8,16 +8,18 @@ Code runs on torch 2.11 and later.  A name that moves is fixed here and nowhere 
 
 import itertools
 import multiprocessing.process
+import multiprocessing.util
 import os
 import signal
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -659,6 +661,21 @@ def forget_parent_process() -> None:
     module._parent_process = None
     module._process_counter = itertools.count(1)
     module.current_process()._identity = ()
+
+
+def frame_of(thread: int) -> FrameType | None:
+    """Return the innermost frame of a thread of this process; None: it has ended."""
+    return sys._current_frames().get(thread)
+
+
+def share_temporary_folder() -> None:
+    """Let processes that are forked from now on hand tensors over through one folder of this one.
+
+    It goes when this process ends.  Each would else make its own, which stays when it is killed.
+    """
+    place: Any = multiprocessing.util
+    with suppress(OSError):  # there is none, which whoever needs it will say
+        place.get_temp_dir()
 
 
 @contextmanager

@@ -1,14 +1,17 @@
 """Files: written whole or not at all, read with an error that says what is wrong."""
 
+import contextlib
+import errno
 import json
 import os
 import secrets
 import stat
+from collections.abc import Callable, Generator
 from pathlib import Path
 from types import NoneType
 from typing import TypeAlias, cast
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, RunError
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
@@ -40,6 +43,48 @@ def _write_and_rename(path: Path, content: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # there is no room
+NO_ROOM = "free some space there; --resume goes on from the last checkpoint"
+
+
+def append(file: int, data: bytes, path: Path | str) -> None:
+    """Write lines behind what an open file holds, all of them or none.
+
+    Raises:   RunError: no room, or no permission: it names the file and the bytes.
+    """
+    before = os.fstat(file).st_size
+    try:
+        if os.write(file, data) < len(data):  # the disk is full to the last byte
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError as problem:
+        with contextlib.suppress(OSError):
+            os.ftruncate(file, before)
+        message = f"cannot write {len(data)} bytes to {path}: {problem.strerror}"
+        raise RunError(message, hint=NO_ROOM) from problem
+
+
+def add_line(path: Path | str, text: str) -> None:
+    """Write one line behind what a file holds, whole or not at all.
+
+    Raises:   RunError: as `append`.
+    """
+    with appending(path) as write:
+        write(text)
+
+
+@contextlib.contextmanager
+def appending(path: Path | str) -> Generator[Callable[[str], None]]:
+    """Yield what writes one line behind what a file holds, whole or not at all.
+
+    Raises:   RunError: as `append`.  OSError: the file cannot be made.
+    """
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)  # less the umask
+    try:
+        yield lambda text: append(file, text.encode() + b"\n", path)
+    finally:
+        os.close(file)
 
 
 def write_text(path: Path | str, text: str) -> None:

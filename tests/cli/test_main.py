@@ -21,6 +21,7 @@ COMMANDS = (
     "train",
     "join",
     "watch",
+    "stop",
     "launch",
     "infer",
     "plan",

@@ -59,7 +59,7 @@ def test_one_that_was_given_up_learns_whether_the_others_went_on(
         first.view = View(2, 4, "", members)
         other.where |= where
         other.seek(0)
-        ended: Callable[[], bool] = lambda: other.given_up or not other._strangers  # noqa: E731
+        ended: Callable[[], bool] = lambda: other.given_up or not other._gate.strangers  # noqa: E731
         assert other.wait(ended, LIMIT_S)
         assert other.given_up is answer
         assert not other.lost
@@ -109,7 +109,7 @@ def reset(mesh: Mesh, member: int) -> None:
     with mesh._changed:
         line = mesh._lines.pop(member)
         line.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        mesh._end(line)
+        mesh._gate.end(line)
 
 
 def test_a_line_that_is_reset_is_no_sign_of_death_while_somebody_listens_there() -> None:

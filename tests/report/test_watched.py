@@ -80,10 +80,10 @@ def test_a_run_under_way_is_told_with_ranks_speed_changes_and_checkpoints(run: P
     assert told.tokens_per_s.measured == pytest.approx(2560 / 0.2)
     assert told.left_s == pytest.approx(29 * 0.2)
     assert told.ranks == (
-        WatchedRank(0, True, 0),
+        WatchedRank(0, True, 11),
         WatchedRank(1, False, 4, "died"),
-        WatchedRank(2, True, 0),
-        WatchedRank(7, True, 6),
+        WatchedRank(2, True, 11),
+        WatchedRank(7, True, 11),
     )
     assert [each.cost_s for each in told.changes] == [pytest.approx(0.4)] * 2
     assert [(each.step, each.size_bytes) for each in told.checkpoints] == [(10, 1002)]
@@ -100,7 +100,7 @@ def test_a_run_that_is_not_elastic_is_told_by_its_plan(run: Path) -> None:
     (run / "events.jsonl").unlink()
     told = look(run)
     assert told.step_s == (0.1, 0.2)
-    assert told.ranks == (WatchedRank(0, True, 0), WatchedRank(1, True, 0))
+    assert told.ranks == (WatchedRank(0, True, 11), WatchedRank(1, True, 11))
     assert (told.changes, told.to_json()["generation"]) == ((), None)
 
 

@@ -1,13 +1,17 @@
 """Chronicle: each step has one row, whoever writes it, and whenever the one before was killed."""
 
 import json
+from collections import deque
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.errors import RunError
 from penstock.runtime.calls import StepResult
 from penstock.training.chronicle import METRICS, Chronicle, RunAbout
+from tests.cli.conftest import little_room
 from tests.parity.models import job_of
 
 
@@ -73,3 +77,24 @@ def test_a_validation_is_in_the_row_of_its_step(tmp_path: Path) -> None:
     other.close()
     found = {row["step"]: row.get("val_loss") for row in rows(tmp_path)}
     assert found == {1: None, 2: 3.0, 3: None, 4: None, 5: None}
+
+
+@settings(max_examples=30)
+@given(room=st.integers(0, 600))
+def test_where_the_disk_is_full_there_is_no_half_line_and_the_file_is_named(
+    room: int, tmp_path_factory
+) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    own = chronicle(folder, steps=100)
+    words = f"bytes to {folder / METRICS}: (File too large|No space left)"
+    full = pytest.raises(RunError, match=words)
+    with little_room(room), full:
+        deque(map(own.report, map(step, range(100))))
+    own.close()
+    told = (folder / METRICS).read_bytes()
+    assert told == b"" or told.endswith(b"\n")
+    assert [row["step"] for row in rows(folder)] == list(range(1, len(rows(folder)) + 1))
+    other = chronicle(folder, steps=100)  # there is room again
+    other.report(step(len(rows(folder))))
+    other.close()
+    assert [row["step"] for row in rows(folder)] == list(range(1, len(rows(folder)) + 1))

@@ -24,12 +24,13 @@ from penstock.cli.replay import replay
 from penstock.cli.report import report
 from penstock.cli.schedule import schedule
 from penstock.cli.simulate import simulate
+from penstock.cli.stop import stop
 from penstock.cli.train import train
 from penstock.cli.watch import watch
 
 COMMANDS = (
-    train, join, watch, launch, infer, plan, explain, diff, simulate, replay, predict, configure,
-    report, export, schedule, check, doctor,
+    train, join, watch, stop, launch, infer, plan, explain, diff, simulate, replay, predict,
+    configure, report, export, schedule, check, doctor,
 )  # fmt: skip
 OF_JOBS = train, infer, plan, simulate, export, check  # behind `--` they take the script's
 

@@ -9,7 +9,7 @@ from penstock.cli import face
 from penstock.errors import CheckpointError, PenstockError
 from penstock.job import Job, load_job
 from penstock.script import as_started
-from penstock.training.saved import kept_job
+from penstock.training.saved import job_to_run
 
 if TYPE_CHECKING:
     from penstock.files import Json
@@ -25,6 +25,7 @@ def export(
     ],
     checkpoint: Annotated[str, typer.Option(help="A step, best or latest.")] = "latest",
     job: Annotated[str | None, typer.Option(help="Default: the job that trained DIR.")] = None,
+    yes: face.Yes = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Write trained weights for `load_state_dict`, or for `from_pretrained`.
@@ -36,7 +37,7 @@ def export(
 
     is_file = _check_form(to)
     place = chosen(folder, checkpoint)
-    text = job or kept_job(folder)
+    text = job or job_to_run(folder, face.agrees(yes=yes))
     with face.only_results(), as_started(text):
         model = trained(_job_of(folder, text, is_given=job is not None), kept := load(place))
         (save_state if is_file else save_pretrained)(model, to)

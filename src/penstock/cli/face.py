@@ -27,6 +27,7 @@ from penstock.training.stop import Stopped
 PostValidation = Annotated[  # a flag of several commands
     bool, typer.Option("--post-validation", help="Update before the norm that clips is known.")
 ]
+Yes = Annotated[bool, typer.Option("--yes", help="Run what the folder names, whoever wrote it.")]
 WithRules = Annotated[
     Path | None, typer.Option("--with", metavar="RULES", help="Rules (TOML) that plans keep to.")
 ]
@@ -68,6 +69,19 @@ def say(message: str) -> None:
     """Print a message to stderr; if nobody can read it, it is lost."""
     with contextlib.suppress(OSError):
         print(message, file=sys.stderr, flush=True)
+
+
+def asks(question: str) -> bool:
+    """Return whether a person at a terminal says yes; False where nobody is there."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    say(f"{question} [y/N]")
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def agrees(*, yes: bool) -> Callable[[str], bool]:
+    """Return what answers a question: yes, where that was said already; else a person."""
+    return (lambda question: True) if yes else asks
 
 
 def let_go() -> None:

@@ -19,20 +19,20 @@ def join(
     forget_state: Annotated[
         bool, typer.Option("--forget-state", help="Go on without state that is not saved.")
     ] = False,
+    yes: face.Yes = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Be a rank of an elastic run that lost one, until it ends; a signal lets it leave before.
 
     Example: penstock join runs/gpt
     """
-    from penstock.training.joining import join_run
+    from penstock.training.joining import JoinTerms, join_run
 
     with face.only_results():
         lived = join_run(
             run,
             token_file=token_file,
-            limit_s=limit,
-            forget_state=forget_state,
+            terms=JoinTerms(limit, forget_state, asks=face.agrees(yes=yes)),
             listener=view.TERMINAL,
         )
     if as_json:

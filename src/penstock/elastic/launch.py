@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from multiprocessing.connection import Connection
@@ -25,12 +25,14 @@ from typing import Any, NamedTuple, final
 
 import torch
 
+from penstock import _compat
 from penstock.elastic.ends import Join, joined
-from penstock.elastic.member import GivenUpError, Outside, Pilot, RunMember
+from penstock.elastic.member import GivenUpError, Outside, OverError, Pilot, RunMember
 from penstock.elastic.mesh import Mesh, address_towards, listening, where_of
 from penstock.elastic.notice import looking
-from penstock.elastic.words import Ask, Failed, View, Welcome, Where, WireError
+from penstock.elastic.words import Ask, Failed, Stop, View, Welcome, Where, WireError
 from penstock.errors import PenstockError, RunError
+from penstock.files import FULL, NO_ROOM
 from penstock.runtime.calls import StepResult
 from penstock.runtime.child import let_children_die_with_this, outlive_parent
 from penstock.runtime.hosts import place_key
@@ -132,6 +134,7 @@ def run_members(start: Start, report: Report, scribe: Scribe, here: Here = ALL_H
     Raises:   RunError: the job fails.  NobodyLeftError: who has joined since may go on.
     """
     context = multiprocessing.get_context("fork")
+    _compat.share_temporary_folder()
     own = start.view.members if here.members is None else here.members
     listeners = {member: listening(here.address) for member in own}
     key = place_key()
@@ -330,9 +333,16 @@ def _life(
         except _StaysOutError as problem:
             say(problem.message)
             return Lived(False, own.done)
+        except OverError as problem:
+            say(problem.message)
+            return Lived(True, own.done)
         except PenstockError:
             raise
         except Exception as problem:
+            if isinstance(problem, OSError) and problem.errno in FULL:
+                words = f"cannot write {problem.filename or 'a file'}: {problem.strerror}"
+                own.tell(Failed(words, NO_ROOM))
+                raise RunError(words, hint=NO_ROOM) from problem
             words = f"{type(problem).__name__}: {problem}"
             own.tell(Failed(words, ""))
             raise RunError(f"{words}\n{traceback.format_exc()}") from problem
@@ -375,6 +385,16 @@ def introduced(where: Where, token: bytes) -> Welcome:
 
     Raises:   RunError: no such host; nobody is there, or does not take the token.
     """
+    with _calling(where, token) as caller:
+        return caller.mesh.call(where, Ask(caller.where, "", ()))
+
+
+@contextlib.contextmanager
+def _calling(where: Where, token: bytes) -> "Generator[Caller]":
+    """Yield who can call a member of a run without being one.
+
+    Raises:   RunError: no such host.
+    """
     try:
         own = address_towards(where.host)
     except OSError as problem:
@@ -382,9 +402,19 @@ def introduced(where: Where, token: bytes) -> Welcome:
     caller = newcomer(Where(own, 0, ""), token, "")
     caller.mesh.start()
     try:
-        return caller.mesh.call(where, Ask(caller.where, "", ()))
+        yield caller
     finally:
         caller.mesh.close()
+
+
+def ask_to_stop(where: Where, token: bytes) -> None:
+    """Ask a member of a run, as one that knows its token, to end the run with a checkpoint.
+
+    Raises:   RunError: as `introduced`.
+    """
+    with _calling(where, token) as caller:
+        caller.mesh.call(where, Ask(caller.where, "", ()))
+        caller.mesh.tell(Stop())
 
 
 class Caller(NamedTuple):

@@ -11,6 +11,7 @@ A process that has been started keeps all that it has loaded, traced and lowered
 
 import json
 import math
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -25,6 +26,7 @@ from torch import Tensor
 from penstock.elastic.guard import Guard
 from penstock.elastic.mesh import SILENT_S, Mesh
 from penstock.elastic.moving import held_row, move, moves_to
+from penstock.elastic.standing import StepWatch
 from penstock.elastic.steps import GenerationSteps, Over
 from penstock.elastic.views import Left, go_on, left_of
 from penstock.elastic.vote import Vote, Wishes
@@ -54,6 +56,10 @@ class GivenUpError(RunError):
     """The others went on without this member, which was silent for too long."""
 
 
+class OverError(RunError):
+    """The run has ended without this member, or another one has its folder."""
+
+
 class RunEvent(NamedTuple):
     """Something that happened to a run, and what it cost.
 
@@ -70,6 +76,14 @@ class RunEvent(NamedTuple):
     ready_s: float = 0.0
     stepped_s: float = 0.0
     moved_bytes: int = 0
+
+    @property
+    def words(self) -> str:
+        """Return who went and came, who goes on, and how long that took."""
+        view, took_s = self.view, self.agreed_s + self.ready_s + self.stepped_s
+        count = len(view.members)
+        who = f"{count} ranks go on" if count > 1 else "1 rank goes on"
+        return f"{view.why.partition(':')[0]}: {who} from step {view.step} on, after {took_s:.2f} s"
 
 
 class RunSeen(NamedTuple):
@@ -144,6 +158,10 @@ class Pilot(Protocol):
         """Note an event; the first rank of a view is asked."""
         ...
 
+    def why_over(self) -> str:
+        """Return why no rank may go on without the others; "": the run is not over."""
+        ...
+
 
 class Outside(NamedTuple):
     """How a member deals with what is around it.
@@ -211,6 +229,7 @@ class RunMember:
         self._transport: Transport | None = None
         self._state = _State(0)
         self._newest: Told | None = None
+        self._validation: StepResult | None = None  # the newest that it has heard
         self._guard: Guard | None = None
         self._saver: Saver | None = None
         self._saved_s = time.monotonic()
@@ -221,6 +240,7 @@ class RunMember:
         self.has_left = False  # the run goes on without it, as it asked for
         self._is_asked_to_leave = False
         mesh.on_change = self._changed
+        self._watch = StepWatch(threading.get_ident(), outside.says)
 
     @property
     def is_first(self) -> bool:
@@ -257,6 +277,8 @@ class RunMember:
         Raises:   RunError: the job fails; too few are left; the others have given this one up.
         """
         before: View | None = None
+        self._watch = StepWatch(threading.get_ident(), self.outside.says)
+        self.mesh.looks = lambda: self._watch.look()
         keep_freed_memory()
         while True:
             try:
@@ -317,7 +339,7 @@ class RunMember:
         steps.watch.saver = self._saving(task, transport, view, before)
         vote.slow = partial(self._slowness, steps)
         note = self._noting(self._event(view, before, came))
-        self._report(view.newest)
+        self._begins(view, steps)
         held = partial(worker.held_tensors, rank)
         try:
             with leaving(task.checkpoints, transport, rank.peers, held):
@@ -326,6 +348,14 @@ class RunMember:
             self._slow = self._slowness(steps)
             self._abort_unless_over(steps)
             steps.close()
+
+    def _begins(self, view: View, steps: GenerationSteps) -> None:
+        """Tell again what a first member that died may not have written down."""
+        self._report(view.newest)
+        if self._validation is not None and self.is_first:
+            self.outside.report(self._validation)
+        steps.validates = view.validates
+        self._watch.begins()
 
     @staticmethod
     def _guarded(rank: Rank, program: Program, step: int) -> tuple[Guard | None, int]:
@@ -419,6 +449,7 @@ class RunMember:
         """Tell what this member has, and return the next view.
 
         Raises:   RunError: the job fails elsewhere; too few are left.  GivenUpError.
+                  OverError.
         """
         self._say(view)
         until, sought_s = time.monotonic() + QUORUM_S, math.inf
@@ -436,6 +467,7 @@ class RunMember:
             if left < 0:
                 raise self._too_few(view)
             if self._is_apart(view) and left < sought_s - _SEEK_S:
+                self._check_over()
                 self._seek(view, is_first=sought_s == math.inf)
                 sought_s = left
 
@@ -477,7 +509,8 @@ class RunMember:
         self._is_asked_to_leave |= self.pilot.is_to_leave(self.mesh.own)
         holds = tuple(rows[key] for key in sorted(rows))
         own = view.generation, self._state.done, holds, plain, self._newest, lost, self.leaves
-        self.mesh.tell(Halt(*own))
+        heard = -1 if self._validation is None else self._validation.step
+        self.mesh.tell(Halt(*own, heard))
 
     def _is_news(self, view: View) -> bool:
         mesh, new = self.mesh, self.mesh.view
@@ -500,12 +533,31 @@ class RunMember:
         left, mesh = self._left(view), self.mesh
         if left is None:
             return None
+        self._check_over()
         decided = self.pilot.decide(view, left, mesh, tuple(self._newcomers(view)))
+        decided = msgspec.structs.replace(decided, validates=self._lacks_validation(view, decided))
         mesh.tell(decided)
         for member, how in left.gone.items():
             if member not in mesh.lost and how != "notice":
                 mesh.give_up(member)
         return decided
+
+    def _lacks_validation(self, view: View, decided: View) -> bool:
+        """Return whether the step before a view was to be validated, and nobody has heard of it."""
+        if decided.resume or decided.step >= self.pilot.last_step:
+            return False  # of the last step it is done anyway
+        every = self.pilot.task(view).validate_every
+        told = (halt.validated for halt in self.mesh.stopped.values())
+        is_heard = max(told, default=-1) >= decided.step - 1
+        return worker.is_due(decided.step, every) and not is_heard
+
+    def _check_over(self) -> None:
+        """Raise where the run has ended without this member: it may have been apart from it.
+
+        Raises:   OverError.
+        """
+        if words := self.pilot.why_over():
+            raise OverError(words)
 
     def _too_few(self, view: View) -> RunError:
         mesh = self.mesh
@@ -596,7 +648,7 @@ class RunMember:
         return Wishes(
             regroup=shares or (is_first and bool(self._newcomers(view))),
             save=self._wants_checkpoint(task),
-            stop=self.outside.asked() != 0,
+            stop=self.outside.asked() != 0 or self.mesh.is_asked_to_stop,
             audit=self._wants_audit(task),
             leave=self._follows(view) or self.outside.leaves(),
         )
@@ -647,8 +699,10 @@ class RunMember:
 
     def _heard(self, result: StepResult) -> None:
         """Pass on what a rank reports; of steps only the vote tells."""
-        if result.validated is not None and self.is_first:
-            self.outside.report(result)
+        if result.validated is not None:
+            self._validation = result
+            if self.is_first:
+                self.outside.report(result)
 
     def saved(self) -> None:
         """Note that a checkpoint was written."""
@@ -661,6 +715,7 @@ class RunMember:
     def counts(self, told: Told, rank: Rank) -> None:
         """Note that a step has happened; the first rank reports it."""
         self._newest = told
+        self._watch.counts()
         self._hold(rank, told.step + 1)
         self._report(told)
 
@@ -688,7 +743,10 @@ class RunMember:
         return partial(self._note, event, time.monotonic()) if self.is_first else _nothing
 
     def _note(self, event: RunEvent, since_s: float) -> None:
-        self.pilot.happened(event._replace(stepped_s=time.monotonic() - since_s))
+        event = event._replace(stepped_s=time.monotonic() - since_s)
+        self.pilot.happened(event)
+        if event.what != "begins":
+            self.outside.says(event.words)
 
 
 def _nothing() -> None:

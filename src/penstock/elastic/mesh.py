@@ -15,9 +15,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Literal, final
 
+from penstock.elastic.gate import CALL_S, Gate, MeshLine
+from penstock.elastic.proof import Handshake
+from penstock.elastic.standing import Stands
 from penstock.elastic.words import (
     Ask,
     Beat,
@@ -25,50 +27,27 @@ from penstock.elastic.words import (
     Failed,
     GivenUp,
     Halt,
-    Handshake,
     Put,
+    Stop,
     View,
     Welcome,
     Where,
     WireError,
     Word,
-    taken,
+    word_in,
     written,
 )
 
 BEAT_S = 0.25
 SILENT_S = 4.0  # after which a member is given up
-_PROVE_S = 5.0  # for which a peer may take to prove itself
 _TRY_S = 0.05  # between two attempts to reach a member
 _KNOCK_S = 0.5  # between two looks whether one that has to call is there
 _LOOK_S = 0.2  # for an answer at the place of one whose line ended
 _READ_BYTES = 2**18
 _ANY_PORT = 9  # nothing is sent to it
-_MOST_STRANGERS = 64  # that have not proved anything yet
 _MOST_OWED_BYTES = 2**28  # that a member may be behind with reading
 
 Fate = Literal["died", "silent", "left"]
-
-
-@final
-@dataclass(eq=False)
-class _Wire:
-    """A line to a peer, until it has proved itself a stranger's."""
-
-    socket: socket.socket
-    handshake: Handshake
-    since: float
-    heard: float
-    came: bytearray = field(default_factory=bytearray)
-    owed: bytearray = field(default_factory=bytearray)
-    is_ending: bool = False
-    is_reset: bool = False  # what was on its way is lost
-    only_asks: bool = False  # whether the others have gone on
-
-    @property
-    def peer(self) -> int:
-        """Return the member at the other end; -1: it has not proved who it is."""
-        return self.handshake.peer if self.handshake.is_over else -1
 
 
 @final
@@ -79,9 +58,11 @@ class Mesh:
     listener:   where others connect.
     token:      what a peer has to know.
     on_change:  called, in the mesh's thread, when a member is lost or says that it stopped.
+    looks:      tells, in that thread, whether this member's step stands, for how long.
 
     State that `wait` may look at: `lost`, by member how; `stopped`, the newest of each; `view`, the
-    newest heard; `asks` of newcomers; `failed`; `given_up`, whether the others went on without it.
+    newest heard; `asks` of newcomers; `failed`; `given_up`, whether the others went on without it;
+    `is_asked_to_stop`, by who is none of them.
     """
 
     def __init__(
@@ -100,19 +81,19 @@ class Mesh:
         self.asks: dict[int, Ask] = {}
         self.view: View | None = None
         self.failed: Failed | None = None
-        self.given_up = False
+        self.given_up = self.is_asked_to_stop = False
         self.greets: Callable[[], Welcome] | None = None
-        self._token, self._listener, self._silent_s = token, listener, silent_s
+        self.looks: Callable[[], Stands] = lambda: "goes"
+        self._standing: set[int] = set()  # members whose steps stand
+        self._token, self._silent_s = token, silent_s
         self._store: dict[tuple[int, str], str] = {}
-        self._lines: dict[int, _Wire] = {}
-        self._strangers: set[_Wire] = set()
+        self._lines: dict[int, MeshLine] = {}
         self._changed = threading.Condition()
         self._selector = selectors.DefaultSelector()
         self._wake_end, self._woken_end = os.pipe()[::-1]
         os.set_blocking(self._woken_end, False)
         os.set_blocking(self._wake_end, False)
-        listener.setblocking(False)
-        self._selector.register(listener, selectors.EVENT_READ)
+        self._gate = Gate(listener, self._selector)
         self._selector.register(self._woken_end, selectors.EVENT_READ)
         self._is_open = True
         self._thread = threading.Thread(target=self._run, name="penstock mesh", daemon=True)
@@ -213,7 +194,7 @@ class Mesh:
         with self._changed:
             line = self._lines.get(member)
             if line is not None:
-                self._owe(line, written(word))
+                self._owe(line, word)
         self._wake()
 
     def tell(self, word: Word) -> None:
@@ -221,7 +202,7 @@ class Mesh:
         data = written(word)
         with self._changed:
             for line in self._lines.values():
-                self._owe(line, data)
+                line.owe(data, _MOST_OWED_BYTES)
             self._hear(self.own, word)
             self._changed.notify_all()
         self._wake()
@@ -247,6 +228,24 @@ class Mesh:
         with self._changed:
             self._lose(member, "silent", is_decided=True)
         self._wake()
+
+    def resign(self) -> None:
+        """Leave the others for certain, whatever this member's own thread does; it hears of it."""
+        with self._changed:
+            for line in list(self._lines.values()):
+                self._owe(line, Done())
+                self._write(line)
+                self._gate.end(line)
+            self._lines.clear()
+            self.given_up = True
+            self.on_change()
+            self._changed.notify_all()
+
+    def _somebody_waits(self) -> bool:
+        """Return whether a member is there whose own step does not stand: it waits for others."""
+        members = () if self.view is None else self.view.members
+        there = [m for m in members or self.where if m in self._lines]
+        return any(member not in self._standing for member in there)
 
     def drop(self) -> None:
         """Die as a killed process does: without a word."""
@@ -283,7 +282,7 @@ class Mesh:
         beat_at = last = time.monotonic()
         while self._is_open:
             for key, events in self._selector.select(max(0.0, beat_at - time.monotonic())):
-                if key.fileobj is self._listener:
+                if key.fileobj is self._gate.listener:
                     self._accept()
                 elif key.fileobj == self._woken_end:
                     with contextlib.suppress(BlockingIOError):
@@ -299,58 +298,64 @@ class Mesh:
                 beat_at = now + BEAT_S
                 self._beat(now)
             self._flush()
-        self._listener.close()  # before lines: whose line ends is looked for there
+        self._gate.listener.close()  # before lines: whose line ends is looked for there
         for line in self._all():
             line.socket.close()
         self._selector.close()
-        os.close(self._wake_end)
+        with self._changed:  # its number may be another file's from now on
+            wake_end, self._wake_end = self._wake_end, -1
+        os.close(wake_end)
         os.close(self._woken_end)
 
-    def _all(self) -> list[_Wire]:
+    def _all(self) -> list[MeshLine]:
         with self._changed:
-            return [*self._lines.values(), *self._strangers]
+            return [*self._lines.values(), *self._gate.strangers]
 
     def _beat(self, now: float) -> None:
-        data = written(Beat(self.done))
+        stands = self.looks()
+        if stands == "leaves" and self._somebody_waits():
+            self.resign()
+        data = written(Beat(self.done, stands != "goes"))
         with self._changed:
             for member, line in list(self._lines.items()):
                 if now - line.heard > self._silent_s:
                     self._lose(member, "silent")
                 else:
-                    self._owe(line, data)
-            for line in list(self._strangers):
-                if now - line.since > _PROVE_S:
-                    self._end(line)
+                    line.owe(data, _MOST_OWED_BYTES)
+            for line in self._gate.beat():
+                self._gate.end(line)
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            end, _ = self._listener.accept()
-            if len(self._strangers) >= _MOST_STRANGERS:
-                end.close()
-                return
-            self._open(end, is_caller=False)
+        with self._changed:
+            end = self._gate.accept()
+        if end is not None:
+            with contextlib.suppress(OSError):  # it has gone again
+                self._open(end, is_caller=False)
 
-    def _call(self, where: Where, *, only_asks: bool = False) -> _Wire:
+    def _call(self, where: Where, *, only_asks: bool = False) -> MeshLine:
         end = socket.create_connection(where[:2], timeout=1.0)
         line = self._open(end, is_caller=True, only_asks=only_asks)
         self._wake()
-        self.wait(lambda: line.handshake.is_over or line.is_ending, _PROVE_S)
+        self.wait(lambda: line.handshake.is_over or line.is_ending, CALL_S)
         return line
 
-    def _open(self, end: socket.socket, *, is_caller: bool, only_asks: bool = False) -> _Wire:
+    def _open(self, end: socket.socket, *, is_caller: bool, only_asks: bool = False) -> MeshLine:
         end.setblocking(False)
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         now = time.monotonic()
-        line = _Wire(end, Handshake(self.own, self._token, is_caller), now, now)
+        line = MeshLine(end, Handshake(self.own, self._token, is_caller), now, now)
         line.only_asks = only_asks
         line.owed += line.handshake.begin()
         with self._changed:
-            self._strangers.add(line)
+            self._gate.strangers.add(line)
             self._selector.register(end, selectors.EVENT_READ, line)
         return line
 
-    def _serve(self, line: _Wire, events: int) -> None:
+    def _serve(self, line: MeshLine, events: int) -> None:
         if not events & selectors.EVENT_READ or line.is_ending:
+            return
+        if not line.handshake.is_over:
+            self._serve_stranger(line)
             return
         try:
             data = line.socket.recv(_READ_BYTES)
@@ -358,50 +363,68 @@ class Mesh:
             return
         except OSError:
             data, line.is_reset = b"", True
+        line.heard = time.monotonic()
+        line.came += data
+        self._take(line, is_over=not data)
+
+    def _serve_stranger(self, line: MeshLine) -> None:
+        """Hear one that has not proved itself; what it says takes nobody's lock."""
+        try:
+            line.hear_stranger()
+        except BlockingIOError:
+            return
+        except (OSError, WireError):
+            with self._changed:
+                self._gate.end(line)
+                if line.handshake.is_caller:  # somebody waits for it
+                    self._changed.notify_all()
+            return
+        if line.handshake.is_over:
+            with self._changed:
+                self._proved(line)
+                self._changed.notify_all()
+            self._take(line, is_over=False)
+
+    def _take(self, line: MeshLine, *, is_over: bool) -> None:
+        """Hear what has come; who says what nobody could have said may live: the line ends."""
+        words = list[Word]()
+        try:
+            for data in line.handshake.hears.opened(line.came):
+                words.append(word_in(data))
+        except WireError:
+            is_over = line.is_reset = True
+        if not words and not is_over:
+            return
         with self._changed:
-            if not data:
+            for word in words:
+                self._hear(line.peer, word)
+            if is_over:
                 self._ended(line)
-            else:
-                line.heard = time.monotonic()
-                line.came += data
-                try:
-                    self._take(line)
-                except WireError:
-                    self._ended(line)
             self._changed.notify_all()
 
-    def _take(self, line: _Wire) -> None:
-        if not line.handshake.is_over:
-            line.owed += line.handshake.feed(line.came)
-            if not line.handshake.is_over:
-                return
-            self._proved(line)
-        for word in taken(line.came):
-            self._hear(line.peer, word)
-
-    def _proved(self, line: _Wire) -> None:
+    def _proved(self, line: MeshLine) -> None:
         """Let a stranger that knows the token be a member, or a newcomer."""
         if line.only_asks:
             return
         if line.peer == self.own or line.peer in self._lines or line.peer in self.lost:
             if self.view is not None and line.peer not in self.view.members:
-                self._owe(line, written(GivenUp()))
+                self._owe(line, GivenUp())
                 self._write(line)
-            self._end(line)  # a second line, or one that was given up: it has to come anew
+            self._gate.end(line)  # a second line, or one that was given up: it has to come anew
             return
-        self._strangers.discard(line)
+        self._gate.proved(line)
         self._lines[line.peer] = line
 
     def _hear(self, member: int, word: Word) -> None:
         match word:
-            case Beat():
-                pass
+            case Beat(stands=stands):
+                (self._standing.add if stands else self._standing.discard)(member)
             case Welcome():
                 self._welcome = word
             case Ask(known=()):
                 line = self._lines.get(member)
                 if self.greets is not None and line is not None:
-                    self._owe(line, written(self.greets()))
+                    self._owe(line, self.greets())
             case Ask():
                 self.asks[member] = word
                 self.where[member] = word.where
@@ -417,6 +440,8 @@ class Mesh:
             case Failed():
                 self.failed = self.failed or word
                 self.on_change()
+            case Stop():
+                self.is_asked_to_stop = True
             case Done():
                 if member != self.own:
                     self.lost.setdefault(member, "left")
@@ -426,7 +451,7 @@ class Mesh:
             case GivenUp():  # it may be alive, and wait as this one does
                 self._lose(member, "silent")
 
-    def _ended(self, line: _Wire) -> None:
+    def _ended(self, line: MeshLine) -> None:
         """A line has ended by itself: its process is dead, unless it was silent for long before.
 
         Of one that was reset, what was said last - that this one was given up - may be lost; so its
@@ -437,7 +462,7 @@ class Mesh:
             lives = was_silent or (line.is_reset and self._may_live(line.peer))
             self._lose(line.peer, "silent" if lives else "died")
         else:
-            self._end(line)
+            self._gate.end(line)
 
     def _may_live(self, member: int) -> bool:
         """Return whether a member greets who calls it, or nothing tells that it is dead.
@@ -456,27 +481,18 @@ class Mesh:
     def _lose(self, member: int, fate: Fate, *, is_decided: bool = False) -> None:
         line = self._lines.pop(member, None)
         if line is not None and fate == "silent":
-            self._owe(line, written(GivenUp(is_decided)))
+            self._owe(line, GivenUp(is_decided))
         if line is not None:
             self._write(line)
-            self._end(line)
+            self._gate.end(line)
         self.asks.pop(member, None)
         if member not in self.lost:
             self.lost[member] = fate
             self.on_change()
         self._changed.notify_all()
 
-    def _end(self, line: _Wire) -> None:
-        self._strangers.discard(line)
-        if not line.is_ending:
-            line.is_ending = True
-            with contextlib.suppress(KeyError, ValueError):
-                self._selector.unregister(line.socket)
-            line.socket.close()
-
-    def _owe(self, line: _Wire, data: bytes) -> None:
-        if len(line.owed) + len(data) <= _MOST_OWED_BYTES:
-            line.owed += data
+    def _owe(self, line: MeshLine, word: Word) -> None:
+        line.owe(written(word), _MOST_OWED_BYTES)
 
     def _flush(self) -> None:
         with self._changed:
@@ -484,10 +500,10 @@ class Mesh:
                 if line.owed:
                     self._write(line)
 
-    def _all_here(self) -> list[_Wire]:
-        return [*self._lines.values(), *self._strangers]
+    def _all_here(self) -> list[MeshLine]:
+        return [*self._lines.values(), *self._gate.strangers]
 
-    def _write(self, line: _Wire) -> None:
+    def _write(self, line: MeshLine) -> None:
         """Write what the line takes; what is left goes when a beat is due, or there is room."""
         try:
             while line.owed and not line.is_ending:
@@ -504,8 +520,9 @@ class Mesh:
             self._selector.modify(line.socket, selectors.EVENT_READ, line)
 
     def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError, OSError):
-            os.write(self._wake_end, b".")
+        with self._changed, contextlib.suppress(BlockingIOError, OSError):
+            if self._wake_end >= 0:
+                os.write(self._wake_end, b".")
 
 
 def listening(host: str = "127.0.0.1", port: int = 0) -> socket.socket:

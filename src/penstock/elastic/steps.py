@@ -59,6 +59,7 @@ class GenerationSteps:
     ) -> None:
         self.rank, self.task, self.vote, self.bound = rank, task, vote, bound
         self.first, self.last, self.is_over = steps.start, steps.stop, False
+        self.validates = False  # the step before the first one: its validation was broken off
         self.watch = worker.WindowRunner(rank, Control(None))
         if task.audits is not None:
             part = partial(worker.state_of, rank)
@@ -82,6 +83,8 @@ class GenerationSteps:
         """
         once, asked = worker.run_once(self.task), Wishes()
         with torch.no_grad():
+            if self.validates:
+                self._save(member, self.first, asked)
             self.watch.audits(affordable=self.first < self.last)
             for number, step in enumerate(range(self.first, self.last)):
                 self._step(member, step, (number, number in once))

@@ -1,32 +1,17 @@
-"""Words: what members of an elastic run say to each other, and how it is written on a line.
+"""Words: what members of an elastic run say to each other, and how it is written.
 
-A message is its length in 4 bytes and then JSON, which is checked against the record that it says
-it is: nothing that a peer sends is ever executed or unpickled.  Before it is heard at all, a peer
-proves that it knows the run's token, which itself never travels:
-
-    caller   PENSTOCK 1 | its id, nonce
-    called   its id, nonce, HMAC(token, "called" ids nonces)
-    caller   HMAC(token, "caller" ids nonces)
-
-Ignores:  reading and changing messages on the way: lines between hosts are taken to be private.
+A message is JSON, which is checked against the record that it says it is: nothing that a peer sends
+is ever executed or unpickled.  Before it is heard at all, a peer proves that it belongs to the run
+(proof.py).
 """
 
-import hmac
-import json
-import secrets
-import struct
-from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 import msgspec
 
 from penstock.errors import RunError
 
-GREETING = b"PENSTOCK 1\n"
 MOST_BYTES = 2**26  # of a message; a catalog of 100,000 tensors is 10 MB
-MOST_UNKNOWN_BYTES = 2**10  # of one from a peer that has not proved anything
-_SIZE = struct.Struct("<I")
-_DIGEST = "sha256"
 
 
 class WireError(RunError):
@@ -72,9 +57,10 @@ class Told(NamedTuple):
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat"):
-    """A member is alive, and has finished so many steps."""
+    """A member is alive, and has finished so many steps; whether the step that it is in stands."""
 
     done: int
+    stands: bool = False
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask"):
@@ -100,6 +86,7 @@ class Halt(msgspec.Struct, frozen=True, tag="stopped"):
     newest:  that last step; None where it was done by an earlier run, or is known to others only.
     lost:    members that it cannot reach.
     leaves:  whether it wants to go.
+    validated:  the newest step of which it has heard the validation.
     """
 
     generation: int
@@ -109,6 +96,7 @@ class Halt(msgspec.Struct, frozen=True, tag="stopped"):
     newest: Told | None = None
     lost: tuple[int, ...] = ()
     leaves: bool = False
+    validated: int = -1
 
 
 class View(msgspec.Struct, frozen=True, tag="view"):
@@ -123,6 +111,7 @@ class View(msgspec.Struct, frozen=True, tag="view"):
               more: a folder, or "start"; "": the state is moved.
     newest:   the step before, for whoever reports steps from now on.
     cursors:  where in the data steps begin, if their batch follows the ranks.
+    validates:  whether the step before is validated first: nobody that is left has heard of it.
     """
 
     generation: int
@@ -138,6 +127,7 @@ class View(msgspec.Struct, frozen=True, tag="view"):
     newest: Told | None = None
     why: str = ""
     cursors: tuple[Cursor, ...] = ()
+    validates: bool = False
 
 
 class Put(msgspec.Struct, frozen=True, tag="put"):
@@ -168,110 +158,26 @@ class GivenUp(msgspec.Struct, frozen=True, tag="given_up"):
     is_decided: bool = True
 
 
-Word: TypeAlias = Beat | Ask | Welcome | Halt | View | Put | Failed | Done | GivenUp
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """Somebody who knows the token asks the run to end after the step under way."""
+
+
+Word: TypeAlias = Beat | Ask | Welcome | Halt | View | Put | Failed | Done | GivenUp | Stop
 
 _decoder = msgspec.json.Decoder(Word)
 
 
 def written(word: Word) -> bytes:
-    """Return a message as it goes over the line."""
-    data = msgspec.json.encode(word)
-    return _SIZE.pack(len(data)) + data
+    """Return a message as text."""
+    return msgspec.json.encode(word)
 
 
-def taken(buffer: bytearray) -> list[Word]:
-    """Take all whole messages from the front of `buffer` and return them.
+def word_in(data: bytes) -> Word:
+    """Return the word that a message is.
 
-    Raises:   WireError: one is too long, or not a message.
+    Raises:   WireError: it is none.
     """
-    found: list[Word] = []
-    while len(buffer) >= _SIZE.size:
-        (size,) = _SIZE.unpack_from(buffer)
-        if size > MOST_BYTES:
-            raise WireError(f"a message of {size} bytes; {MOST_BYTES} are the most")
-        if len(buffer) < _SIZE.size + size:
-            break
-        data = bytes(buffer[_SIZE.size : _SIZE.size + size])
-        del buffer[: _SIZE.size + size]
-        try:
-            found.append(_decoder.decode(data))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
-            raise WireError(f"not a message: {problem}") from None
-    return found
-
-
-@dataclass(slots=True)
-class Handshake:
-    """One side of the proof that both know the token; `peer` is who the other says it is.
-
-    is_caller:  whether this side has connected.  `feed` it what comes; send what it returns.
-    """
-
-    own: int
-    token: bytes
-    is_caller: bool
-    nonce: str = ""
-    peer: int = -1
-    is_over: bool = False
-    _theirs: str = ""
-
-    def __post_init__(self) -> None:
-        self.nonce = self.nonce or secrets.token_hex(16)
-
-    def begin(self) -> bytes:
-        """Return what the caller sends first; the called side sends nothing."""
-        return GREETING + _line(self.own, self.nonce) if self.is_caller else b""
-
-    def feed(self, buffer: bytearray) -> bytes:
-        """Take whole lines from the front of `buffer`; return what to send.
-
-        Raises:   WireError: the peer does not know the token, or speaks otherwise.
-        """
-        answer = b""
-        while not self.is_over and (line := _first_line(buffer)) is not None:
-            answer += self._take(line)
-        if not self.is_over and len(buffer) > MOST_UNKNOWN_BYTES:
-            raise WireError("a peer that does not prove that it knows the token")
-        return answer
-
-    def _take(self, line: bytes) -> bytes:
-        if line == GREETING[:-1] and not self.is_caller and self.peer < 0:
-            return b""
-        try:
-            words = json.loads(line)
-            texts = [str(word) for word in words]
-            if self.peer < 0:
-                self.peer, self._theirs = int(texts[0]), texts[1]
-        except (ValueError, TypeError, IndexError, RecursionError):
-            raise WireError("a peer that speaks otherwise") from None
-        if self.is_caller:  # number, nonce, proof
-            self._check(texts[-1], "called")
-            self.is_over = True
-            return _line(self._proof("caller"))
-        if not self.is_over and len(texts) == 2:
-            return _line(self.own, self.nonce, self._proof("called"))
-        self._check(texts[-1], "caller")
-        self.is_over = True
-        return b""
-
-    def _proof(self, role: str) -> str:
-        rows = [(self.own, self.nonce), (self.peer, self._theirs)]
-        text = json.dumps([role, *(rows if self.is_caller else reversed(rows))])
-        return hmac.new(self.token, text.encode(), _DIGEST).hexdigest()
-
-    def _check(self, proof: str, role: str) -> None:
-        if not hmac.compare_digest(proof.encode(), self._proof(role).encode()):
-            raise WireError("a peer that does not know the token")
-
-
-def _line(*words: object) -> bytes:
-    return json.dumps(words).encode() + b"\n"
-
-
-def _first_line(buffer: bytearray) -> bytes | None:
-    end = buffer.find(b"\n")
-    if end < 0:
-        return None
-    line = bytes(buffer[:end])
-    del buffer[: end + 1]
-    return line
+    try:
+        return _decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
+        raise WireError(f"not a message: {problem}") from None

@@ -33,7 +33,7 @@ class KeptCheckpoint(NamedTuple):
 
 
 class WatchedRank(NamedTuple):
-    """A process that is a rank of the run, or was: since or until which step, and how it went."""
+    """A process that is a rank of the run, or was: the steps done, or until it went, and how."""
 
     member: int
     works: bool
@@ -258,14 +258,15 @@ def _paces(told: Inputs) -> tuple[Pair, Pair, Pair]:
 
 def _ranks(told: Inputs) -> tuple[WatchedRank, ...]:
     """Return all that are or were ranks, by number."""
+    done = told.steps[-1].step if told.steps else 0
     if not told.generations:
         count = told.plan.total_ranks if told.plan is not None else len(told.peak_bytes[1])
-        return tuple(WatchedRank(member, True, 0) for member in range(count))
+        return tuple(WatchedRank(member, True, done) for member in range(count))
     found: dict[int, WatchedRank] = {}
     for each in told.generations:
         for member in each.members:
             if member not in found or not found[member].works:
-                found[member] = WatchedRank(member, True, each.step)
+                found[member] = WatchedRank(member, True, max(done, each.step))
         for name, how in each.gone.items():
             found[int(name)] = WatchedRank(int(name), False, each.step, how)
     return tuple(found[member] for member in sorted(found))

@@ -12,8 +12,10 @@ import json
 import mmap
 import os
 import shutil
+import struct
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,6 +42,7 @@ from penstock.runtime.folders import (
 from penstock.runtime.folders import discard as discard
 from penstock.runtime.folders import finish as finish
 from penstock.runtime.folders import folder_of as folder_of
+from penstock.runtime.folders import is_named as is_named
 from penstock.runtime.folders import latest as latest
 from penstock.runtime.folders import steps_in as steps_in
 from penstock.runtime.folders import tidy as tidy
@@ -47,6 +50,18 @@ from penstock.runtime.part_file import check
 from penstock.runtime.parts import key_in, whole
 from penstock.runtime.snapshot import bytes_of, described
 from penstock.typed import Endless, damage, typed
+
+_UNREADABLE = (  # what reading bytes of others comes to
+    SafetensorError,
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RuntimeError,  # also of recursion, and of torch
+    struct.error,
+)
 
 
 class Checkpoint(NamedTuple):
@@ -159,7 +174,7 @@ def unread(folder: Path) -> Checkpoint:
     For one that this very run has written: a damaged file is found late.
     """
     state = _state(folder)
-    return Checkpoint(state.step, _Unread([folder / name for name in state.parts]), state.plain)
+    return Checkpoint(state.step, _Unread(_parts_of(folder, state)), state.plain)
 
 
 def load(folder: Path) -> Checkpoint:
@@ -170,17 +185,57 @@ def load(folder: Path) -> Checkpoint:
     """
     state = _state(folder)
     tensors: dict[str, Tensor] = {}
-    for part in (folder / name for name in state.parts):
-        try:
+    for part in _parts_of(folder, state):
+        with _reading(part, folder):
             if part.exists() and not part.is_file():  # a pipe never ends
                 raise IsADirectoryError("no regular file")
             if part.name in state.checksums:
                 _check(part, state.checksums[part.name])
             tensors |= load_file(part)
-        except (SafetensorError, OSError, ValueError) as problem:
-            message = f"checkpoint file {part} is missing or damaged: {problem}"
-            raise CheckpointError(message, hint=_to_older(folder)) from problem
-    return Checkpoint(state.step, whole(tensors), state.plain)
+    with _reading(folder, folder):
+        return Checkpoint(state.step, whole(tensors), state.plain)
+
+
+@contextmanager
+def _reading(file: Path, folder: Path) -> Generator[None]:
+    """Raise whatever comes of reading a file that is not as it was written as one error.
+
+    Raises:   CheckpointError.
+    """
+    try:
+        yield
+    except _UNREADABLE as problem:
+        words = f"{problem}" or type(problem).__name__
+        message = f"checkpoint file {file} is missing or damaged: {words}"
+        raise CheckpointError(message, hint=_to_older(folder)) from problem
+
+
+@contextmanager
+def putting_back(step: int) -> Generator[None]:
+    """Raise whatever comes of values that are not of the kind that was saved as one error.
+
+    Raises:   CheckpointError.
+    """
+    try:
+        yield
+    except _UNREADABLE as problem:
+        words = f"{type(problem).__name__}: {problem}"
+        message = f"the checkpoint after {step} steps does not fit the job: {words}"
+        raise CheckpointError(message, hint="delete it to resume from an older one") from problem
+
+
+def _parts_of(folder: Path, state: _StateFile) -> list[Path]:
+    """Return the files of a checkpoint's parts, all of which are inside its folder.
+
+    Raises:   CheckpointError: one is named that is elsewhere.
+    """
+    parts = [folder / name for name in state.parts]
+    for part, name in zip(parts, state.parts, strict=True):
+        is_name = name == part.name and "\0" not in name
+        if not is_name or part.resolve().parent != folder.resolve():
+            message = f"checkpoint {folder} is damaged: its part {name!r} is not inside it"
+            raise CheckpointError(message, hint=_to_older(folder))
+    return parts
 
 
 def newest_whole(
@@ -235,12 +290,18 @@ def _mapped(file: int) -> memoryview:
 
 def _state(folder: Path) -> _StateFile:
     path = folder / "state.json"
-    content = read_json(path, CheckpointError, "checkpoint")
-    with damage(f"checkpoint {path}", CheckpointError, hint=_to_older(folder)):
-        state = typed(_StateFile, content)
-    rest = {name: value for name, value in content.items() if name != "digest"}
-    if state.digest and state.digest != digest_of(rest):
+    with _reading(path, folder):
+        content = read_json(path, CheckpointError, "checkpoint")
+        with damage(f"checkpoint {path}", CheckpointError, hint=_to_older(folder)):
+            state = typed(_StateFile, content)
+        rest = {name: value for name, value in content.items() if name != "digest"}
+        is_other = bool(state.digest) and state.digest != digest_of(rest)
+    named = folder_of(folder.parent, state.step).name
+    if is_other:
         message = f"checkpoint {path} is damaged: it is not what was written"
+        raise CheckpointError(message, hint=_to_older(folder))
+    if state.step < 0 or (is_named(folder) and folder.name != named):
+        message = f"checkpoint {path} is damaged: it is of step {state.step}"
         raise CheckpointError(message, hint=_to_older(folder))
     return state
 

@@ -481,10 +481,11 @@ class EagerRank:
             if drew and not self.forgets:
                 raise CheckpointError(_BOTH_DRAW, hint=_OWN_GENERATOR)
         self.updates.begin(step)
-        load_model(self.model, state.tensors)
-        self.updates.take(state.tensors, state.plain)
-        if self.loss_scale is not None:
-            self.loss_scale.take(state.plain)
+        with checkpoint.putting_back(state.step):
+            load_model(self.model, state.tensors)
+            self.updates.take(state.tensors, state.plain)
+            if self.loss_scale is not None:
+                self.loss_scale.take(state.plain)
         take_named(self.job, self.model, state.tensors, state.plain)
         if len(self.everyone) == 1:
             take_chance(state.tensors, state.plain)

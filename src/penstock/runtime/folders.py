@@ -72,7 +72,7 @@ def put_part(
 
     Raises:   CheckpointError: the disk is full, or the folder cannot be written.
     """
-    with writing(hidden):
+    with writing(hidden, sum(piece.size_bytes for piece in pieces)):
         hidden.mkdir(parents=True, exist_ok=True)
         sums = write_file(hidden / f"rank-{rank}.safetensors", pieces, blocks)
         write_text(_note(hidden, rank), json.dumps({"plain": dict(plain), "checksums": sums}))
@@ -132,18 +132,19 @@ def digest_of(content: Mapping[str, object]) -> str:
 
 
 @contextmanager
-def writing(folder: Path) -> Generator[None]:
+def writing(folder: Path, size_bytes: int = 0) -> Generator[None]:
     """Raise what keeps a checkpoint from being written as an error with a hint.
 
+    size_bytes:  that it takes, as far as this process knows.
     Raises:   CheckpointError.
     """
     try:
         yield
     except OSError as problem:
         hint = "free some space, or choose another place; earlier checkpoints are intact"
-        raise CheckpointError(
-            f"cannot write checkpoint {folder}: {problem}", hint=hint
-        ) from problem
+        needs = f" (it takes {size_bytes:,} bytes)" if size_bytes else ""
+        message = f"cannot write checkpoint {folder}{needs}: {problem}"
+        raise CheckpointError(message, hint=hint) from problem
 
 
 def link(source: str, target: str) -> None:
@@ -182,6 +183,11 @@ def steps_in(checkpoints: Path) -> list[int]:
 def step_of(folder: Path) -> int:
     """Return after how many steps a checkpoint is, by its name."""
     return int(folder.name.removeprefix("step-"))
+
+
+def is_named(folder: Path) -> bool:
+    """Return whether a folder has the name of a complete checkpoint."""
+    return _NAME.fullmatch(folder.name) is not None
 
 
 def complete(checkpoints: Path) -> list[Path]:

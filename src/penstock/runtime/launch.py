@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 import torch.distributed as dist
 
+from penstock import _compat
 from penstock.device import here
 from penstock.errors import BatchMisfitError, PenstockError, RankMisfitError, RunError
 from penstock.job import exit_words
@@ -177,6 +178,7 @@ def run_processes(
     Raises:   RunError: a rank failed or died; the others are gone when this is raised.
     """
     context = multiprocessing.get_context("fork")
+    _compat.share_temporary_folder()
     pipes = [context.Pipe(duplex=False) for _ in range(num_ranks)]
     stores = os.memfd_create("penstock store"), os.memfd_create("penstock watch")
     join = partial(_host_transport, num_ranks=num_ranks, stores=stores, groups=groups)

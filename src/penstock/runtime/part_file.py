@@ -11,7 +11,9 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Annotated, NamedTuple, TypeAlias
+
+import msgspec
 
 from penstock.errors import CheckpointError
 
@@ -20,6 +22,7 @@ Checksums = dict[str, str]  # by key
 HEADER = ""  # the key of what a file begins with
 _ALIGNED = 8
 _LENGTH = struct.Struct("<Q")
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
 _AT_ONCE = 2**24  # bytes that are summed and written in one go
 
 
@@ -106,9 +109,36 @@ def check(place: str, content: Block, sums: Mapping[str, str], *, hint: str) -> 
         raise CheckpointError(f"{whole}: it ends early", hint=hint)
     if _words(zlib.crc32(view[:start])) != sums.get(HEADER):
         raise CheckpointError(f"{whole}: the list of its tensors has changed", hint=hint)
-    for key, row in json.loads(bytes(view[_LENGTH.size : start])).items():
-        first, last = (start + offset for offset in row["data_offsets"])
+    for key, row in _rows(bytes(view[_LENGTH.size : start]), whole, hint).items():
+        first, last = (start + offset for offset in row.data_offsets)
+        if last < first:
+            raise CheckpointError(f"{whole}: tensor {key} ends before it begins", hint=hint)
         if len(view) < last:
             raise CheckpointError(f"{whole}: it ends early, in tensor {key}", hint=hint)
         if _words(zlib.crc32(view[first:last])) != sums.get(key):
             raise CheckpointError(f"{whole}: the bytes of tensor {key} have changed", hint=hint)
+
+
+class _TensorRow(msgspec.Struct):
+    """What the list of tensors says of one."""
+
+    dtype: str
+    shape: tuple[_Count, ...]
+    data_offsets: tuple[_Count, _Count]
+
+
+_LIST = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ROW = msgspec.json.Decoder(_TensorRow)
+
+
+def _rows(text: bytes, whole: str, hint: str) -> dict[str, _TensorRow]:
+    """Return what a file says of its tensors, by key.
+
+    Raises:   CheckpointError: it is no list of tensors.
+    """
+    try:
+        rows = _LIST.decode(text)
+        return {key: _ROW.decode(row) for key, row in rows.items() if key != "__metadata__"}
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
+        message = f"{whole}: what it begins with is no list of tensors: {problem}"
+        raise CheckpointError(message, hint=hint) from None

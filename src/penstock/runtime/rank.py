@@ -33,7 +33,7 @@ from penstock.runtime.calls import Call
 from penstock.runtime.calls import Progress as Progress
 from penstock.runtime.calls import StepResult as StepResult
 from penstock.runtime.carried import Carried, Carries
-from penstock.runtime.checkpoint import Checkpoint
+from penstock.runtime.checkpoint import Checkpoint, putting_back
 from penstock.runtime.copies import FarFrames
 from penstock.runtime.finite import check_loss, refuse_norm
 from penstock.runtime.lane import Lane
@@ -254,10 +254,11 @@ class Rank:
 
         Raises:   CheckpointError: it is of another model or optimizer.
         """
-        for weights in self.weights.values():
-            weights.load(state.tensors, state.plain)
-        if self.loss_scale is not None:
-            self.loss_scale.take(state.plain)
+        with putting_back(state.step):
+            for weights in self.weights.values():
+                weights.load(state.tensors, state.plain)
+            if self.loss_scale is not None:
+                self.loss_scale.take(state.plain)
         take_named(self.job, self.capture.model, state.tensors, state.plain)
 
     def is_far(self) -> bool:

@@ -3,6 +3,7 @@
 elastic.json   where members listen, the run's token, its plans; only its owner may read it
 """
 
+import hashlib
 import json
 import os
 import secrets
@@ -56,6 +57,7 @@ class Addresses:
     token:    what it has to prove that it knows; "": it knows it from elsewhere.
     folder:   of the run, which all its hosts see.
     members:  where they listen.
+    job:      the digest of the folder's record of its job.
     """
 
     token: str
@@ -64,6 +66,7 @@ class Addresses:
     plans: tuple[str, ...]
     steps: int
     terms: RunTerms = RunTerms()  # noqa: RUF009 - a frozen record
+    job: str = ""
 
     @property
     def secret(self) -> bytes:
@@ -79,6 +82,14 @@ class Addresses:
     def public(self) -> str:
         """Return all but the token, as text."""
         return json.dumps(asdict(replace(self, token="")))
+
+
+def job_digest(folder: Path) -> str:
+    """Return the digest of what the folder of a run says of its job; "": it says nothing."""
+    try:
+        return hashlib.sha256((folder / "job.json").read_bytes()).hexdigest()
+    except OSError:
+        return ""
 
 
 def write_addresses(own: Addresses, where: Mapping[int, Where]) -> None:

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, cast, final
 
 from penstock.errors import CheckpointError, PenstockError, RunError
-from penstock.files import read_json
+from penstock.files import add_line, read_json
 from penstock.runtime import checkpoint
 from penstock.runtime.audited import (
     LATER,
@@ -274,8 +274,7 @@ class Bench:
         words = ", ".join(map(str, proof.differences))
         row = Audit(step, proof.problem, words, cost_s, len(proof.steps))
         self.rows.append(row)
-        with (self.folder / AUDITS).open("a") as file:
-            file.write(json.dumps({**asdict(row), "time": time.time()}) + "\n")
+        add_line(self.folder / AUDITS, json.dumps({**asdict(row), "time": time.time()}))
         if proof.problem:
             shutil.rmtree(self.folder / KEPT, ignore_errors=True)
             place.rename(self.folder / KEPT)

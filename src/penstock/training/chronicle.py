@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, final
 
 from penstock.errors import RunError
-from penstock.files import finite, read_json, write_text
+from penstock.files import append, finite, read_json, write_text
 from penstock.job import Job
 from penstock.runtime.calls import StepResult
 from penstock.training.choose import Choice
@@ -132,7 +132,8 @@ class Chronicle:
         row = row_of(step, *sizes_by_ranks(self.job, step, about.samples, about.tokens))
         if self.job.batch_by_ranks:
             row["micro_batches"] = step.micro_batches
-        os.write(self._file, json.dumps(finite(dict(row)), allow_nan=False).encode() + b"\n")
+        line = json.dumps(finite(dict(row)), allow_nan=False).encode() + b"\n"
+        append(self._file, line, self.folder / METRICS)
         self._written, self._size_bytes = step.step, os.fstat(self._file).st_size
         if self.goal is not None:
             self.goal.hear(row, self.job.micro_batches)

@@ -20,6 +20,7 @@ from penstock.elastic.placing import placed, sizes_of
 from penstock.elastic.views import Left
 from penstock.elastic.words import Cursor, HeldTensor, View
 from penstock.errors import PlanError
+from penstock.files import add_line
 from penstock.graph.parts import key_in
 from penstock.plan.lower import lower_plan
 from penstock.plan.plan import Plan, Prediction, is_asynchronous
@@ -30,11 +31,13 @@ from penstock.schedule.recipe import name_of
 from penstock.schedule.recipe import words_of as words_of_schedule
 from penstock.search.judge import Judge
 from penstock.search.shifted import keeps_state, shifted
-from penstock.training.addresses import Addresses, RunTerms, write_addresses
+from penstock.training.addresses import Addresses, RunTerms, job_digest, write_addresses
 from penstock.training.agree import run_facts
 from penstock.training.by_ranks import grown, job_at, save_cursors
 from penstock.training.choose import Choice
+from penstock.training.ending import why_over
 from penstock.training.events import EVENTS
+from penstock.training.lock import holder_of
 from penstock.training.losses import (
     MOVE_BYTES_PER_S,
     READY_S,
@@ -51,6 +54,7 @@ from penstock.training.wanted import is_followed, is_to_leave
 if TYPE_CHECKING:
     from penstock.runtime.worker import Task
     from penstock.training.following import Follower
+    from penstock.training.lock import Holder
 
 _WIDTH = {"float64": 8, "int64": 8, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "bool": 1}
 
@@ -106,7 +110,8 @@ class ElasticRun:
         """Return what a newcomer has to know, but where members are."""
         folder = "" if self.folder is None else str(self.folder.absolute())
         plans = tuple(text_of(plan) for plan in self.plans.values())
-        return Addresses(self.token.hex(), folder, {}, plans, self.last_step, self.terms)
+        job = "" if self.folder is None else job_digest(self.folder)
+        return Addresses(self.token.hex(), folder, {}, plans, self.last_step, self.terms, job)
 
 
 @final
@@ -125,6 +130,10 @@ class RunPilot:
     _weighed: dict[int, tuple[float, ...]] = field(default_factory=dict[int, tuple[float, ...]])
     _looked: bool = False
     _follower: "Follower | None" = None
+    _holder: "Holder | None" = None  # of the folder's lock, when this began
+
+    def __post_init__(self) -> None:
+        self._holder = None if self.run.folder is None else holder_of(self.run.folder)
 
     @property
     def last_step(self) -> int:
@@ -368,6 +377,11 @@ class RunPilot:
         """Return whether a machine of the run is not wanted any more."""
         return self.run.folder is not None and is_to_leave(self.run.folder, member)
 
+    def why_over(self) -> str:
+        """Return why ranks may not go on without the others; "": they may."""
+        folder = self.run.folder
+        return "" if folder is None else why_over(folder, self.run.token.hex(), self._holder)
+
     # -- the run's files --------------------------------------------------------------------------
 
     def happened(self, event: RunEvent) -> None:
@@ -398,8 +412,7 @@ class RunPilot:
             "micro_batches": plan.job_micro_batches,
             "back_to": view.resume,
         }
-        with (folder / EVENTS).open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        add_line(folder / EVENTS, json.dumps(row))
         if event.what != "begins":
             write_addresses(self.run.addresses, view.where)
             plan.save(folder / "plan.json")

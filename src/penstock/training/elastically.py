@@ -46,6 +46,7 @@ from penstock.training.elastic import (
     follower_in,
     text_of,
 )
+from penstock.training.ending import tell_members
 from penstock.training.listener import Listener
 from penstock.training.losses import PlanBasis, committing, plans_ahead
 from penstock.training.results import Trained, explained
@@ -290,15 +291,19 @@ def _ended(session: "Session") -> "Trained | Stop | None":
 
 
 def wait_for_end(folder: Path, listener: Listener, board: "Board") -> None:
-    """Return when a run has ended that the ranks of other hosts go on with.
+    """Return when a run has ended that other ranks go on with; a signal ends it, as it would here.
 
-    Raises:   RunError: none of them is left.  Stopped: a signal ends the waiting.
+    Raises:   RunError: none of them is left.  Stopped: none of them hears of a signal; a second one
+              came.
     """
     listener.say(f"the ranks of this process are gone; others go on: penstock watch {folder}")
-    alive_s = time.monotonic()
+    alive_s, is_asked = time.monotonic(), False
     while not (folder / ENDED).exists():
-        if board.asked():
-            raise Stopped(board.asked(), "waiting for the other ranks was interrupted")
+        if board.asked() and not is_asked:
+            is_asked = True
+            if not tell_members(folder):
+                raise Stopped(board.asked(), "waiting for the other ranks was interrupted")
+            listener.say("the other ranks end after the step under way, with a checkpoint")
         if anybody_at(addresses_in(folder).members.values()):
             alive_s = time.monotonic()
         elif time.monotonic() - alive_s > _PATIENCE_S:

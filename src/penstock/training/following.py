@@ -21,6 +21,7 @@ import numpy as np
 
 from penstock.elastic.member import RunSeen
 from penstock.errors import FleetError
+from penstock.files import add_line
 from penstock.fleet.growing import GrowingTrace
 from penstock.fleet.kernel import MOST_HELD, Floats
 from penstock.fleet.market import HOUR_S, Market, noticed, only, priced, together
@@ -33,6 +34,7 @@ from penstock.training.listener import Listener
 from penstock.training.stop import Stopped
 from penstock.training.wanted import (
     DECISIONS,
+    ELSEWHERE,
     LOG,
     ON_DEMAND,
     POLICY,
@@ -50,7 +52,6 @@ from penstock.training.wanted import (
 if TYPE_CHECKING:
     from penstock.runtime.control import Board
 
-ELSEWHERE = ":"  # a command that does nothing: who provides machines reads wanted.json
 _LATE_S = 60.0  # at least; after twice a start a machine that is not there is asked for again
 _LONG_S = 86400  # for which a machine that has come waits to be taken in
 _LOOK_S = 0.2
@@ -102,7 +103,7 @@ def begin_following(folder: Path, path: Path, steps: int, *, resume: bool, here:
         np.save(file, table_of(ruler))
     (folder / f"{TABLE}.part").replace(folder / TABLE)
     if not (resume and (folder / WANTED).exists()):
-        join = f"penstock join {shlex.quote(str(folder.absolute()))} --limit {_LONG_S}"
+        join = f"penstock join {shlex.quote(str(folder.absolute()))} --yes --limit {_LONG_S}"
         write_wanted(folder, Wanted(time.time(), join))
 
 
@@ -367,8 +368,7 @@ class Follower:
             "deadline_h": self.policy.deadline_h - state.now_s / HOUR_S,
             **more,
         }
-        with (self.folder / DECISIONS).open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        add_line(self.folder / DECISIONS, json.dumps(row))
 
     # -- who started the run ----------------------------------------------------------------------
 
@@ -463,7 +463,16 @@ def call(command: str, folder: Path, order: MachineOrder) -> Sequence[Started]:
 
 def start_here(folder: Path, order: MachineOrder) -> Sequence[Started]:
     """Start processes of this host as machines; those that are not wanted leave by themselves."""
-    words = [sys.executable, "-m", "penstock", "join", str(folder), "--limit", f"{_LONG_S}"]
+    words = [
+        sys.executable,
+        "-m",
+        "penstock",
+        "join",
+        str(folder),
+        "--yes",
+        "--limit",
+        f"{_LONG_S}",
+    ]
     count = max(0, order.wanted - order.held)
     return [_start(words, folder, {POOL: order.pool}) for _ in range(count)]
 

@@ -33,6 +33,7 @@ from penstock.training.addresses import (
     RunTerms,
     addresses_in,
     addresses_of,
+    job_digest,
 )
 from penstock.training.choose import Choice, for_plan
 from penstock.training.chronicle import ENDED, Chronicle, RunAbout, sizes
@@ -45,7 +46,7 @@ from penstock.training.mirror import mirroring_next
 from penstock.training.phases import until_in
 from penstock.training.prepare import traced
 from penstock.training.same import check_joins, run_facts_of
-from penstock.training.saved import kept_job
+from penstock.training.saved import job_to_run, kept_job
 from penstock.training.stop import stopping
 from penstock.training.task import TaskTerms, task_of
 from penstock.training.wanted import is_to_leave, pool_here
@@ -71,12 +72,31 @@ def is_under_way(folder: Path) -> bool:
     return False
 
 
+def _nobody(question: str) -> bool:
+    return False
+
+
+class JoinTerms(NamedTuple):
+    """How a process joins a run.
+
+    limit_s:      for which it waits to be taken in.
+    forget_state: whether it goes on without what no checkpoint holds, whatever the run does.
+    job:          what names the job here; None: what the run's folder names, if this user's own
+                  `penstock train` wrote that, or members that know the token tell of it.
+    asks:         puts the question to a person whether to run what others wrote.
+    """
+
+    limit_s: float = LIMIT_S
+    forget_state: bool = False
+    job: str | None = None
+    asks: Callable[[str], bool] = _nobody
+
+
 def join_run(
     run: Path | str,
     *,
     token_file: Path | str | None = None,
-    limit_s: float = LIMIT_S,
-    forget_state: bool = False,
+    terms: JoinTerms = JoinTerms(),  # noqa: B008 - a tuple
     listener: Listener = SILENT,
     notice: Callable[[], bool] = lambda: False,
 ) -> Lived:
@@ -84,26 +104,29 @@ def join_run(
 
     run:         its folder, or tcp://HOST:PORT, where one of its ranks listens.
     token_file:  of whoever cannot read the folder's file of addresses: its token.
-    limit_s:     for which to wait to be taken in.
-    forget_state: whether this rank goes on without what no checkpoint holds, whatever the run does.
     notice:      whether this machine will go.
     Raises:   RunError: no such run, or it takes nobody in: it has as many ranks as there are plans
               for, or trains something else; its folder is not seen here.
-              JobError: its job cannot be loaded.
+              JobError: its job cannot be loaded, or is not to be run.
     """
     known = _known(str(run), token_file)
-    forgets = forget_state or known.terms.forgets
+    forgets = terms.forget_state or known.terms.forgets
     known = replace(known, terms=known.terms._replace(forgets=forgets))
-    with as_started(kept_job(Path(known.folder))):
-        return _joined(known, limit_s, listener, notice)
+    folder = Path(known.folder)
+    is_told = bool(known.job) and str(run).startswith(TCP) and known.job == job_digest(folder)
+    rules = [rule.how for rule in known.terms.job.rules if rule.verb == "replace"]
+    is_told = is_told and terms.job is None
+    text = kept_job(folder) if is_told else job_to_run(folder, terms.asks, terms.job, rules)
+    with as_started(text):
+        return _joined(known, text, terms.limit_s, listener, notice)
 
 
 def _joined(
-    known: Addresses, limit_s: float, listener: Listener, notice: Callable[[], bool]
+    known: Addresses, job: str, limit_s: float, listener: Listener, notice: Callable[[], bool]
 ) -> Lived:
-    """Be a rank of an elastic run of which these addresses are known."""
+    """Be a rank of an elastic run of which these addresses are known, by the job of that name."""
     folder, members = Path(known.folder), tuple(known.members.values())
-    own = _made(known, folder, listener)
+    own = _made(known, job, listener)
     pilot = RunPilot(own.run)
     pilot.prepare()
     torch.set_num_threads(1)
@@ -131,9 +154,10 @@ def _joined(
             return join(caller, members, start, scribe, listener.say, limit_s)
 
 
-def join_on_host(folder: Path, listener: Listener) -> None:
+def join_on_host(folder: Path, listener: Listener, job: str | None = None) -> None:
     """Let a member that joins live in place of this rank of a torchrun job, to the run's end.
 
+    job:      what names the job here, as in `join_run`.
     Raises:   RunError: it is not taken in, and the run does not end well without it.
     """
     from penstock.training.on_hosts import noticing
@@ -141,7 +165,7 @@ def join_on_host(folder: Path, listener: Listener) -> None:
     with stopping(None) as board, noticing(int(os.environ["LOCAL_WORLD_SIZE"])) as notice:
         context = multiprocessing.get_context("fork")
         leaves = partial(_leaves, board, notice)
-        child = context.Process(target=_joins, args=(folder, listener, leaves), daemon=False)
+        child = context.Process(target=_joins, args=(folder, listener, leaves, job), daemon=False)
         child.start()
         child.join()
         if not notice():
@@ -152,13 +176,13 @@ def _leaves(board: "Board", notice: Callable[[], bool]) -> bool:
     return board.asked() != 0 or notice()
 
 
-def _joins(folder: Path, listener: Listener, notice: Callable[[], bool]) -> None:
+def _joins(folder: Path, listener: Listener, notice: Callable[[], bool], job: str | None) -> None:
     """Be the member in a process of its own: neither torchrun nor its parent ends it."""
     be_as_plain()
     outlive_parent()
     os.setsid()
     try:
-        join_run(folder, listener=listener, notice=notice)
+        join_run(folder, terms=JoinTerms(job=job), listener=listener, notice=notice)
     except PenstockError as problem:
         sys.stderr.write(f"error: {problem.message}\nhint: {problem.hint}\n")
     sys.stdout.flush()
@@ -222,14 +246,14 @@ class _Made(NamedTuple):
     chronicle: Chronicle
 
 
-def _made(known: Addresses, folder: Path, listener: Listener) -> _Made:
+def _made(known: Addresses, text: str, listener: Listener) -> _Made:
     """Return a run as the ranks that began it have it, traced anew.
 
     Raises:   JobError: its job cannot be loaded, or has something else than the run began with.
               PlanError: it is another one than the run's.
     """
-    terms = known.terms
-    author, trained = loaded(kept_job(folder), terms.job)
+    folder, terms = Path(known.folder), known.terms
+    author, trained = loaded(text, terms.job)
     whole = traced(trained, listener, rules=terms.job.rules)
     check_joins(folder, run_facts_of(author, whole))
     plan = Plan.load(folder / "plan.json")

@@ -5,13 +5,29 @@ import fcntl
 import json
 import os
 import platform
+import struct
 import time
 from collections.abc import Generator
 from pathlib import Path
+from typing import Annotated
+
+import msgspec
 
 from penstock.errors import RunError
 
 NAME = ".lock"
+_FLOCK = struct.Struct("@hhqqi0q")  # struct flock of Linux, where offsets have 64 bits
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """The process that holds the lock of a folder."""
+
+    pid: Annotated[int, msgspec.Meta(gt=0, lt=2**31)]
+    host: str
+    started: str
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}, since {self.started}"
 
 
 @contextlib.contextmanager
@@ -59,16 +75,50 @@ def is_held(folder: Path) -> bool:
 
     It is read, not tried: who tries to take it may keep a run from beginning.
     """
+    holder = holder_of(folder)
+    return holder is not None and is_here(holder) and may_be_there(holder)
+
+
+def holder_of(folder: Path) -> Holder | None:
+    """Return who holds the lock of a folder, or held it when it was killed; None: nobody."""
     try:
-        told = json.loads((folder / NAME).read_text())
-        if told["host"] != platform.node():
-            return False
-        os.kill(told["pid"], 0)
+        return _told((folder / NAME).read_bytes())
+    except OSError:
+        return None
+
+
+def is_here(holder: Holder) -> bool:
+    """Return whether somebody is a process of this host."""
+    return holder.host == platform.node()
+
+
+def may_be_there(holder: Holder) -> bool:
+    """Return whether a process may be alive: of another host nobody knows."""
+    if not is_here(holder):
+        return True
+    try:
+        os.kill(holder.pid, 0)
     except PermissionError:  # it is another user's
         return True
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, OverflowError):
         return False
     return True
+
+
+def holding_pid(folder: Path) -> int | None:
+    """Return the process of this host that the kernel says holds the lock; None: there is none."""
+    try:
+        file = os.open(folder / NAME, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(file, fcntl.F_GETLK, asked))
+    except OSError:
+        return None
+    finally:
+        os.close(file)
+    return pid if kind != fcntl.F_UNLCK and pid > 0 else None
 
 
 def _own() -> dict[str, object]:
@@ -78,8 +128,11 @@ def _own() -> dict[str, object]:
 
 def _holder(file: int) -> str:
     """Return who holds the lock, as far as the file says."""
+    return str(_told(os.pread(file, 4096, 0)) or "another run")
+
+
+def _told(text: bytes) -> Holder | None:
     try:
-        told = json.loads(os.pread(file, 4096, 0))
-        return f"process {told['pid']} on {told['host']}, since {told['started']}"
-    except (ValueError, KeyError, TypeError):
-        return "another run"
+        return msgspec.json.decode(text, type=Holder)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.cluster.cluster import Cluster
 from penstock.errors import RunError
-from penstock.files import Json, cache_folder, finite, read_json, write_text
+from penstock.files import Json, appending, cache_folder, finite, read_json, write_text
 from penstock.job import SCALED, Job
 from penstock.plan.plan import Plan, Prediction
 from penstock.profile.kinds import load_profiles
@@ -75,13 +75,8 @@ class Trained(NamedTuple):
 @contextmanager
 def lines(path: Path) -> Generator[Callable[[Row], None]]:
     """Append rows to a file, one JSON object in a line, each written out at once."""
-    with path.open("a") as file:
-
-        def write(row: Row) -> None:
-            file.write(json.dumps(finite(dict(row)), allow_nan=False) + "\n")
-            file.flush()
-
-        yield write
+    with appending(path) as add:
+        yield lambda row: add(json.dumps(finite(dict(row)), allow_nan=False))
 
 
 def finished(  # noqa: PLR0913 - what a run was, and what it gave

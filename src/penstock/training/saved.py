@@ -8,6 +8,8 @@ With `plan.json` they are `graph.json`, `profile.json` and `cluster.toml`; with 
 """
 
 import json
+import shlex
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +22,8 @@ from penstock.plan.plan import Plan, check_fits
 from penstock.profile.kinds import load_profiles, save_profiles
 from penstock.profile.profile import Profile
 from penstock.script import script_of
+from penstock.training.own import ask_to_run, is_sealed, seal_of
+from penstock.training.wanted import ELSEWHERE, POLICY
 
 
 class Basis(NamedTuple):
@@ -76,7 +80,9 @@ def keep_job(folder: Path, text: str, steps: int, micro_batches: int = 0) -> Non
     text:           "": it was given as a record.
     micro_batches:  of a step; 0: that is found by the run.
     """
-    content = {"penstock": "job", "job": text, "from": str(Path.cwd()), "steps": steps}
+    place = str(Path.cwd())
+    content = {"penstock": "job", "job": text, "from": place, "steps": steps}
+    content |= {"seal": seal_of(text, place)}
     content |= {"micro_batches": micro_batches} if micro_batches else {}
     write_text(folder / "job.json", json.dumps(content) + "\n")
 
@@ -92,6 +98,63 @@ def kept_job(folder: Path) -> str:
         raise JobError(message, hint=_WHICH)
     file = script_of(text).place
     return str(Path(place) / text) if (Path(place) / file).is_file() else text
+
+
+def is_own(folder: Path) -> bool:
+    """Return whether this user's own penstock wrote what names the job of the run in `folder`.
+
+    Raises:   JobError: what does is damaged.
+    """
+    text, place = _kept(folder)
+    content = read_json(folder / "job.json", JobError, "job.json") if text else {}
+    return is_sealed(text, place, content.get("seal"))
+
+
+def job_to_run(
+    folder: Path,
+    asks: Callable[[str], bool],
+    job: str | None = None,
+    rules: Sequence[str] = (),
+) -> str:
+    """Return what names the job of the run in `folder`, if it may be run: its own, or asked for.
+
+    asks:     puts a question to a person; False where there is none.
+    job:      what the person named instead; nobody is asked for it.
+    rules:    functions of rules that the run goes by.
+    Raises:   JobError: the folder does not know it, or it is not to be run.
+    """
+    text = job or kept_job(folder)
+    if not is_own(folder):
+        command = policy_command(folder)
+        names = [*([] if job else [text]), *rules]
+        names += [f"`sh -c {shlex.quote(command)}`"] if command else []
+        if names:
+            ask_to_run(folder, ", ".join(names), asks, "read what it names; then give --yes")
+    return text
+
+
+def policy_command(folder: Path) -> str:
+    """Return the command that the policy kept in a run's folder calls for machines; "": none.
+
+    Raises:   FleetError: the policy is damaged.
+    """
+    if not (folder / POLICY).exists():
+        return ""
+    from penstock.fleet.policy_file import read_policy
+
+    command = read_policy(folder / POLICY).provision
+    return "" if command == ELSEWHERE else command
+
+
+def check_policy(folder: Path) -> None:
+    """Raise where the policy kept in a run's folder calls a command, and others wrote the folder.
+
+    Raises:   JobError.  FleetError: the policy is damaged.
+    """
+    command = policy_command(folder)
+    if command and not is_own(folder):
+        hint = f"read {folder / POLICY}, and give it: --policy {folder / POLICY}"
+        ask_to_run(folder, f"`sh -c {shlex.quote(command)}`", lambda question: False, hint)
 
 
 def kept_micro_batches(folder: Path) -> int | None:

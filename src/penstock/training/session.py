@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shlex
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -685,6 +686,10 @@ class Session:
             with self.listener.busy("fitting the policy"):
                 about = self.folder, self.policy, self.num_steps
                 begin_following(*about, resume=resume, here=here)
+        if command := saved.policy_command(self.folder):
+            self.listener.say(
+                f"machines come by the policy's command: sh -c {shlex.quote(command)}"
+            )
 
     def followed(self) -> Choice:
         """Return the choice by which an elastic run ended."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from penstock import _compat
 from penstock.cluster.cluster import Cluster
 from penstock.device import here
 from penstock.elastic.notice import place_of_notice
@@ -31,7 +32,7 @@ from penstock.training.loading import JobTerms, loaded
 from penstock.training.lock import locked
 from penstock.training.mirror import url_of
 from penstock.training.prepare import started_on
-from penstock.training.saved import text_in
+from penstock.training.saved import check_policy, text_in
 from penstock.training.session import Session
 from penstock.training.settle import CheckOptions
 from penstock.training.torchrun import train_under_torchrun
@@ -157,6 +158,8 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
         asked = ask.schedule_asked(schedule) if isinstance(schedule, str) else schedule
         folder = _folder_of(job, out)
         kept = folder / POLICY if resume and elastic and (folder / POLICY).exists() else None
+        if policy is None and kept is not None:
+            check_policy(folder)
         follows = _policy(policy or kept, elastic=elastic, until=until_loss)
         there = None if cluster is None else started_on(cluster)
         chosen = plan if plan is None or isinstance(plan, Plan) else Plan.load(plan)
@@ -205,6 +208,7 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
             trained.module()
         return trained
 
+    _compat.share_temporary_folder()
     here().enter()  # before any code of the job's: it may mean the device that is current
     job = _with_arguments(job, arguments)
     if resume and isinstance(job, str):
@@ -213,7 +217,8 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
         if not under_torchrun():
             return in_hand(_train_here(make()))
         if elastic and is_under_way(folder := _folder_of(job, out)):
-            join_on_host(folder, listener)  # its host was lost, and is there again
+            named = job if isinstance(job, str) else None
+            join_on_host(folder, listener, named)  # its host was lost, and is there again
             return None
         return in_hand(train_under_torchrun(make))
 
@@ -323,12 +328,23 @@ def _every(
 
 
 def _train_here(session: Session) -> "Trained":
+    _check_free(session.folder)  # before the lock: who holds it has begun another run
     with locked(session.folder):
-        if is_under_way(session.folder):
-            hint = f"`penstock join {session.folder}` makes this process one of them"
-            raise RunError(f"ranks of an elastic run are at work in {session.folder}", hint=hint)
+        _check_free(session.folder)
         with session.mirrored():
             return session.lead()
+
+
+def _check_free(folder: Path) -> None:
+    """Raise where ranks of an elastic run go on, whoever began it.
+
+    Raises:   RunError.
+    """
+    if is_under_way(folder):
+        hint = (
+            f"`penstock stop {folder}` ends it; `penstock join {folder}` makes this process one of"
+        )
+        raise RunError(f"ranks of an elastic run are at work in {folder}", hint=f"{hint} them")
 
 
 @contextmanager

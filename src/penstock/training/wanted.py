@@ -19,6 +19,7 @@ from penstock.typed import damage, typed
 
 POLICY, WANTED, DECISIONS = "policy.toml", "wanted.json", "decisions.jsonl"
 TABLE, LOG = ".policy.npy", "machines.log"
+ELSEWHERE = ":"  # a command that does nothing: who provides machines reads wanted.json
 POOL, ON_DEMAND = "PENSTOCK_POOL", ":on-demand"  # which stands behind the name of a pool
 
 

@@ -1,0 +1,49 @@
+"""Ends: of a run that has ended, or is asked to end, no rank goes on."""
+
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from penstock.elastic.launch import Start, ask_to_stop
+from penstock.elastic.member import OverError, RunMember
+from penstock.elastic.words import Where
+from penstock.training.chronicle import ENDED
+from tests.elastic import runs
+
+
+@pytest.fixture(autouse=True)
+def mortal(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs.mortal(monkeypatch)
+
+
+def test_who_is_left_does_not_go_on_with_a_run_that_has_ended_meanwhile(tmp_path: Path) -> None:
+    """As where a line was cut, and the run was ended on its other side."""
+    ways = runs.ways_of("gpt", "adamw", 2)
+    plans = {2: runs.plan_for(ways, 2, 1), 1: runs.plan_for(ways, 1, 1)}
+    (tmp_path / ENDED).write_text("{}")
+    told = runs.run(ways, plans, 2, tmp_path, runs.doomed(0, 2, 5))
+    assert isinstance(told.ended[1].problem, OverError)
+    assert max(step.step for step in told.steps) < runs.STEPS - 1
+    assert [event.view.generation for event in told.events] == [1]
+
+
+def test_who_knows_the_token_can_end_a_run_from_anywhere(tmp_path: Path) -> None:
+    ways = runs.ways_of("gpt", "adamw", 2)
+    plans = {2: runs.plan_for(ways, 2, 1)}
+    has_asked = threading.Event()
+
+    def asks(start: Start, where: list[Mapping[int, Where]]) -> None:
+        while not where:
+            time.sleep(0.01)
+        ask_to_stop(where[0][1], start.token)
+        has_asked.set()
+
+    def heard(member: RunMember) -> bool:
+        return has_asked.is_set() and (member.mesh.own != 1 or member.mesh.is_asked_to_stop)
+
+    told = runs.run(ways, plans, 2, tmp_path, runs.patient(2, heard), joins=asks)
+    assert [end.problem for end in told.ended.values()] == [None, None]
+    assert max(step.step for step in told.steps) <= 2
