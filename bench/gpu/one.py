@@ -24,6 +24,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,8 +35,9 @@ from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
 from bench.beside import adamw
+from bench.gpu.sizes import SIZES
 from bench.machine import machine
-from bench.models import GPT, TINY, Size, loss, micro_batches
+from bench.models import Size, loss, micro_batches
 from penstock import _compat
 from penstock.cli import face
 from penstock.cluster import Cluster
@@ -45,7 +47,7 @@ from penstock.graph.code import function_of
 from penstock.graph.fuse import fused_function_of
 from penstock.graph.trace import Capture, build_model, capture
 from penstock.heap import keep_freed_memory
-from penstock.job import Job
+from penstock.job import Job, Precision
 from penstock.plan import Offloaded, Plan, plan_by_hand
 from penstock.plan.lower import lower_plan, stages_of
 from penstock.profile import Profile
@@ -59,8 +61,6 @@ from penstock.schedule.recipe import Recipe
 from penstock.search import evaluate
 from penstock.training.fuse import known
 
-LARGE = Size("large", 2048, 1024, 4, blocks=24, heads=16, vocabulary=50_304)
-SIZES = {"tiny": TINY, "gpt": GPT, "large": LARGE}
 MICRO_BATCHES, STEPS, ROUNDS = 2, 3, 5
 PEERS = {
     "whole": "loop",
@@ -75,13 +75,19 @@ Row = dict[str, float | int | str | None]
 Step = Callable[[], object]
 
 
-def job_of(size: Size) -> Job:
-    return replace(size.job(), optimizer=adamw, micro_batches=MICRO_BATCHES)
+def job_of(size: Size, *, precision: Precision | None = None) -> Job:
+    job = replace(size.job(), optimizer=adamw, micro_batches=MICRO_BATCHES)
+    return replace(job, precision=precision)
 
 
-def plan_of(captured: Capture, way: str) -> Plan:
+def compiles() -> bool:
+    """Return whether Inductor can make code for the device that is here."""
+    return not _compat.why_no_compiler(here().place)
+
+
+def plan_of(captured: Capture, way: str, count: int = MICRO_BATCHES) -> Plan:
     """Return one rank's plan; in units it takes all micro-batches through each."""
-    whole = plan_by_hand(captured.graph, (), "gpipe", num_micro_batches=MICRO_BATCHES)
+    whole = plan_by_hand(captured.graph, (), "gpipe", num_micro_batches=count)
     if way in ("whole", "compiled"):
         return replace(whole, compiled=way == "compiled")
     units = replace(whole.refined(captured.graph), schedule=Recipe(breadth_first.__name__))
@@ -108,8 +114,12 @@ def ours(job: Job, captured: Capture, plan: Plan) -> Step:
 
 
 def peer(job: Job, size: Size, kind: str) -> Step:
-    """Return a step of plain PyTorch, whose loss is the mean over the micro-batches."""
+    """Return a step of plain PyTorch, whose loss is the mean over the micro-batches.
+
+    Under autocast where the job has a precision: the usual way.
+    """
     model: Any = build_model(job).to(here().place)
+    narrow = torch.bfloat16 if job.precision else None
     batches = [tuple(each.to(here().place) for each in pair) for pair in micro_batches(size)]
     optimizer, numbers = adamw(model.parameters()), itertools.count()
     if kind == "checkpoint":
@@ -121,10 +131,8 @@ def peer(job: Job, size: Size, kind: str) -> Step:
     def step() -> None:
         for _ in range(MICRO_BATCHES):
             batch = batches[next(numbers) % len(batches)]
-            if kind == "save_on_cpu":
-                with saves():
-                    value = loss(run, batch)
-            else:
+            around = saves() if kind == "save_on_cpu" else nullcontext()
+            with around, torch.autocast(here().kind, narrow, enabled=narrow is not None):
                 value = loss(run, batch)
             (value / MICRO_BATCHES).backward()
         optimizer.step()
@@ -166,9 +174,17 @@ def peak_of(make: Callable[[], Step]) -> int:
     return max(itertools.accumulate(event.size_bytes for event in events()), default=0)
 
 
-def of_way(size: Size, way: str, captured: Capture, profile: Profile, rounds: int) -> Row:
+def of_way(
+    size: Size,
+    way: str,
+    captured: Capture,
+    profile: Profile,
+    rounds: int,
+    *,
+    precision: Precision | None = None,
+) -> Row:
     """Return the row of one way beside its peer."""
-    job, plan = job_of(size), plan_of(captured, way)
+    job, plan = job_of(size, precision=precision), plan_of(captured, way)
     if plan.compiled:
         (profile,) = known(job, captured, plan, (profile,))
     said, _ = evaluate(captured.graph, profile, Cluster.here(1), plan)
@@ -230,13 +246,13 @@ def classes(captured: Capture, profile: Profile) -> list[Row]:
     ]
 
 
-def overlap() -> Row:
+def overlap(width: int = 8192, numbers: int = 2**28) -> Row:
     """Return the seconds of products, of a copy to pinned memory, and of both on two streams."""
     if not torch.cuda.is_available():
         return {}
     device = here().place
-    a = torch.randn(8192, 8192, device=device)
-    near = torch.randn(2**28, device=device)
+    a = torch.randn(width, width, device=device)
+    near = torch.randn(numbers, device=device)
     far = FarMemory(device).room([near.nbytes]).blocks[0].view(torch.float32)
     side = torch.cuda.Stream()
 

@@ -151,6 +151,10 @@ def _free(device: Any = None) -> tuple[int, int]:
     return TOTAL_BYTES - library.rehearsal_live(index_of(device)), TOTAL_BYTES
 
 
+def _limit(part: float, device: Any = None) -> None:
+    library.rehearsal_begin(COUNT, int(part * TOTAL_BYTES))
+
+
 def _properties(device: Any = None) -> types.SimpleNamespace:
     about = {
         "name": NAME,
@@ -232,6 +236,7 @@ _OURS: dict[str, Any] = {
     "memory_allocated": lambda device=None: library.rehearsal_live(index_of(device)),
     "max_memory_allocated": lambda device=None: library.rehearsal_peak(index_of(device)),
     "reset_peak_memory_stats": lambda device=None: library.rehearsal_reset_peak(index_of(device)),
+    "set_per_process_memory_fraction": _limit,
     "empty_cache": lambda: None,
     "Event": Event,
     "Stream": Stream,

@@ -8,17 +8,26 @@ import atexit
 import json
 import os
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
 from tests.rehearsal import cuda, nccl  # noqa: F401 - before torch
 
 # isort: split
+from penstock.far import FarMemory
 from penstock.profile import measure
 from penstock.runtime import links
 from penstock.runtime.rank import Rank
 
 _run_of_rank, _starter = Rank.run, os.getpid()
+_far_memories = weakref.WeakSet[FarMemory]()
+_init_of_far = FarMemory.__init__
+
+
+def _far(memory: FarMemory, device: Any) -> None:
+    _init_of_far(memory, device)
+    _far_memories.add(memory)
 
 
 def _counts() -> dict[str, Any]:
@@ -43,7 +52,8 @@ def _run(rank: Rank, calls: Any, first_step: int) -> Any:
     counts = {name: count - before[name] for name, count in _counts().items()}
     live = cuda.library.rehearsal_live(cuda.index_of(rank.device))
     about = {"rank": rank.rank, "first": first_step, "live": live, "held": rank.held_bytes()}
-    _note("window", **about, **counts)
+    pinned, far = cuda.library.rehearsal_pinned(), sum(each.size_bytes for each in _far_memories)
+    _note("window", **about, **counts, pinned=pinned, far=far)
     return result
 
 
@@ -52,6 +62,7 @@ def _end() -> None:
         _note("process", **_counts())
 
 
+FarMemory.__init__ = _far  # type: ignore[method-assign]
 Rank.run = _run  # type: ignore[method-assign]
 atexit.register(_end)
 measure._BUDGET_S = links._BUDGET_S = 0.02  # as in the suite: what becomes of seconds is tested

@@ -8,14 +8,19 @@ JOBS = Path(__file__).parent / "jobs.py"
 
 
 def test_job_trains_on_one_gpu_as_the_plain_loop_does(tmp_path: Path) -> None:
-    """The file asks for CUDA when it is imported, and its loss says `.cuda()`."""
-    seen = rehearse(["train", f"{JOBS}:job", "--steps", "3", "--out", "run"], tmp_path)
+    """The file asks for CUDA when it is imported, its loss says `.cuda()`, and all that can be is
+    in far memory, whose gradients are clipped.
+    """
+    asked = ["--steps", "3", "--stages", "1", "--units", "2", "--offload", "all", "--out", "run"]
+    seen = rehearse(["train", f"{JOBS}:job", *asked], tmp_path)
     assert seen.code == 0, seen.text
     assert "equal to the plain loop" in seen.text
     assert "val loss" in seen.text
     assert seen.races == []
     (last,) = seen.last_windows
-    assert last["live"] <= 1.02 * last["held"]  # the module waits in the host's memory
+    assert last["live"] <= 1.02 * last["held"] + 4096  # the module waits in the host's memory
+    assert last["far"] > 0
+    assert last["pinned"] <= last["far"] + 4096  # of a micro-batch, and of what is looked at
     assert last["syncs"] <= 1  # the norm and the loss are looked at, together
     assert last["pageable"] == 0
 

@@ -128,7 +128,8 @@ def _accelerators() -> Iterator[Finding]:
         size = format_bytes(device.total_bytes)
         yield Finding(f"GPU {device.index}", "ok", f"{device.name}, {size}")
     if found:
-        yield Finding("rehearsed", "note", "Penstock has run on pretend GPUs only: docs/devices.md")
+        words = "nothing of Penstock has run on a real GPU, only on pretend ones (docs/devices.md)"
+        yield Finding("run on GPUs", "note", words, "bench/gpu/all.sh FOLDER says what works here")
     if kind := idle_kind():
         words = f"there is an accelerator of kind {kind}, on which Penstock does not compute"
         yield Finding(kind, "note", f"{words}: ranks compute on CPU cores")
