@@ -223,6 +223,11 @@ class Device:
     def reset_peak(self) -> int:
         """Begin to watch an accelerator's memory; return the bytes that are held."""
         self._of_kind.reset_peak_memory_stats(self.index)
+        return self.held_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Return the bytes that this process's tensors hold of an accelerator."""
         return self._of_kind.memory_allocated(self.index)
 
     @property

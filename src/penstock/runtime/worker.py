@@ -50,6 +50,7 @@ from penstock.runtime.rank import FunctionKey, Rank
 from penstock.runtime.sampler import Sampler, Samples
 from penstock.runtime.saver import SavePolicy, Saver, Saves, State, saving
 from penstock.runtime.saver import save as save
+from penstock.runtime.short_of_memory import telling_what_is_held
 from penstock.runtime.transport.shared_memory import host_key
 from penstock.runtime.transport.transport import Transport
 from penstock.runtime.validate import validate
@@ -89,6 +90,7 @@ class Task:
     noise_every:       of how many steps one is watched for the noise of its gradients.
     audits:            where steps are kept that the plain loop makes again; None: none is.
     forgets:           whether it goes on without what the checkpoint does not hold.
+    predicted_bytes:   the peak of each rank as the plan expects it; empty: unknown.
     carries:           buffers that several ranks change; none where functions are emulated.
 
     Raises:   RunError: there is no window.
@@ -119,6 +121,7 @@ class Task:
     noise_every: int = EVERY
     audits: Audits | None = None
     forgets: bool = False
+    predicted_bytes: tuple[int, ...] = ()
     carries: Carries = field(init=False)
 
     def __post_init__(self) -> None:
@@ -240,7 +243,8 @@ def work(task: Task, transport: Transport, report: Report) -> RankResult:
     control = Control(task.board, task.every_s)
     while True:
         start = time.perf_counter()
-        found = _worked(task, transport, report, control, start)
+        with telling_what_is_held(transport.rank, task.predicted_bytes):
+            found = _worked(task, transport, report, control, start)
         if isinstance(found, RankResult):
             return found
         assert task.guide is not None, "who else could ask for another plan"
@@ -593,6 +597,7 @@ class WindowRunner:
         self.clock = DeviceClock(device) if device.is_queued else None
         self.window_s: list[float] = []
         self.memory: tuple[Held, ...] = ()
+        self.peak_bytes = 0  # of an accelerator, as it tells it
 
     def audits(self, *, asked: bool = False, affordable: bool = False) -> None:
         """Keep the next window for an audit, if it was asked for, or is to be where one is
@@ -638,9 +643,13 @@ class WindowRunner:
         if self.clock is not None and len(self.kept) < MARKED:
             self.rank.moments = []
         if window.is_profiled:
+            device = of(self.rank.device)
+            before = 0 if device.is_cpu else device.reset_peak()
             with _compat.memory_profile() as memory:
                 marks = self.rank.run(calls, window.first_step)
-            self.memory = _held(self.rank, memory(), self.rank.held_bytes())
+            held = self.rank.held_bytes()
+            self.memory = _held(self.rank, memory(), held)
+            self.peak_bytes = 0 if device.is_cpu else held + device.peak_bytes - before
         else:
             marks = self.rank.run(calls, window.first_step)
         moments, self.rank.moments = self.rank.moments, None
@@ -683,7 +692,9 @@ class WindowRunner:
             rank=rank.rank,
             spans=tuple(rank.spans(calls, marks, origin, summed)),
             memory=self.memory,
-            peak_bytes=max((held.size_bytes for held in self.memory), default=0),
+            peak_bytes=max((held.size_bytes for held in self.memory), default=0)
+            if of(rank.device).is_cpu
+            else self.peak_bytes,
             window_s=tuple(self.window_s),
             typical_s=typical,
             versions={stage: 1 + len(w.stash) for stage, w in rank.weights.items()},

@@ -73,6 +73,7 @@ def task_of(
         noise_every=terms.noise_every,
         audits=terms.audits,
         forgets=terms.forgets,
+        predicted_bytes=plan.predicted.peak_bytes if plan.predicted else (),
     )
 
 
