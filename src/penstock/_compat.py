@@ -668,6 +668,18 @@ def frame_of(thread: int) -> FrameType | None:
     return sys._current_frames().get(thread)
 
 
+LOADER_SIGNALS = "torch.utils.data._utils.signal_handling"  # where its handler of deaths is
+
+
+def check_loader_workers() -> None:
+    """Raise where a process of a DataLoader has died, as torch's handler of deaths does.
+
+    Raises:   RuntimeError: "DataLoader worker (pid ...".
+    """
+    native: Any = torch._C
+    native._error_if_any_worker_fails()
+
+
 def share_temporary_folder() -> None:
     """Let processes that are forked from now on hand tensors over through one folder of this one.
 

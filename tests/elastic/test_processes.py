@@ -1,5 +1,6 @@
 """Processes: ranks that are killed, or whose machine has had notice, and what started them."""
 
+import errno
 import json
 import multiprocessing
 import os
@@ -11,11 +12,14 @@ import pytest
 import torch
 
 from penstock.elastic.launch import Scribe, Start, run_members
-from penstock.elastic.words import View
+from penstock.elastic.member import RunMember
+from penstock.elastic.own_fault import is_own_fault
+from penstock.elastic.words import Told, View
 from penstock.errors import RunError
 from penstock.plan import Plan
 from penstock.runtime import checkpoint
 from penstock.runtime.calls import StepResult
+from penstock.runtime.rank import Rank
 from penstock.runtime.worker import RankResult
 from penstock.training.elastic import ElasticRun, RunPilot, text_of
 from penstock.training.events import EVENTS
@@ -81,6 +85,45 @@ def test_one_is_killed_and_one_has_notice_and_the_last_one_finishes(tmp_path: Pa
     for key, value in expected.weights.items():
         torch.testing.assert_close(kept.tensors[key], value, rtol=1e-9, atol=1e-9)
     assert multiprocessing.active_children() == []
+
+
+def test_a_rank_that_is_short_of_memory_leaves_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ways = runs.ways_of("gpt", "adamw", 2)
+    plans = {2: runs.plan_for(ways, 2, 1), 1: runs.plan_for(ways, 1, 1)}
+    counts = RunMember.counts
+
+    def short(member: RunMember, told: Told, rank: Rank) -> None:
+        counts(member, told, rank)
+        if member.mesh.own == 1 and told.step == 1:
+            raise MemoryError("no more")
+
+    monkeypatch.setattr(RunMember, "counts", short)
+    assert run_members(start_of(ways, plans, tmp_path), lambda step: None, counting(tmp_path))
+    assert [event["gone"] for event in events_in(tmp_path)] == [{}, {"1": "left"}]
+    said = capfd.readouterr().err
+    assert "member 1: MemoryError: no more: this rank leaves" in said
+    assert "rank 1 left: 1 rank goes on from step 2 on" in said
+    assert (tmp_path / "ended").read_text() == "1"
+
+
+@pytest.mark.parametrize(
+    ("problem", "is_own"),
+    [
+        (MemoryError(), True),
+        (torch.OutOfMemoryError(), True),
+        (OSError(errno.EMFILE, "short"), True),
+        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (FileNotFoundError(errno.ENOENT, "none"), False),
+        (ValueError("DataLoader worker (pid 7)"), False),
+    ],
+)
+def test_what_says_nothing_of_the_job_is_told_from_what_does(
+    problem: Exception, is_own: bool
+) -> None:
+    assert is_own_fault(problem) is is_own
 
 
 def test_a_job_that_fails_ends_all_ranks_with_its_error(tmp_path: Path) -> None:

@@ -168,3 +168,44 @@ def test_a_dataset_that_raises_in_a_worker_ends_the_run_with_its_error():
     with pytest.raises(RunError, match="sample 0 is broken"):
         run(job_of(Broken()), 1, ranks=1)
     assert children(os.getpid()) == set()
+
+
+class Deadly(Samples):
+    """Whoever reads row `at` is killed, the first `times` times."""
+
+    def __init__(self, folder: Path, at: int, times: int) -> None:
+        super().__init__()
+        self.folder, self.at, self.times = folder, at, times
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        died = len(list(self.folder.glob("died-*")))
+        if index == self.at and died < self.times:
+            (self.folder / f"died-{died}").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+AT, STEPS = 41, 7  # a row that is read long after the rank has begun
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_processes_that_read_and_are_killed_are_begun_anew(
+    times: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    whole = run(job_of(Samples()), STEPS, ranks=1)
+    told = run(job_of(Deadly(tmp_path, AT, times)), STEPS, ranks=1)
+    assert [step.loss for step in told.finished] == [step.loss for step in whole.finished]
+    assert capfd.readouterr().err.count("reading goes on by others") == times
+
+
+def test_no_folder_is_left_of_processes_that_were_killed(tmp_path: Path) -> None:
+    script = f"""
+    from pathlib import Path
+    from tests.runtime.test_data_workers import AT, STEPS, Deadly, job_of, run
+    run(job_of(Deadly(Path({str(tmp_path)!r}), AT, 1)), STEPS, ranks=1)
+    """
+    (tmp_path / "made").mkdir()
+    shared = {**os.environ, "TMPDIR": f"{tmp_path / 'made'}", "PYTHONPATH": f"{ROOT}:{ROOT}/src"}
+    words = [sys.executable, "-c", textwrap.dedent(script)]
+    subprocess.run(words, env=shared, check=True, timeout=90)
+    assert [path.name for path in (tmp_path / "made").glob("pymp-*")] == []

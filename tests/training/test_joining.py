@@ -13,6 +13,7 @@ from penstock.training import elastically, joining, until
 from penstock.training.addresses import addresses_in, write_addresses
 from penstock.training.elastic import ElasticRun
 from penstock.training.listener import SILENT
+from penstock.training.saved import kept_job
 from tests.cli import mlp
 
 JOB = """
@@ -69,7 +70,7 @@ def begun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
 
 def newcomer(folder: Path) -> ElasticRun:
-    return joining._made(addresses_in(folder), folder, SILENT).run
+    return joining._made(addresses_in(folder), kept_job(folder), SILENT).run
 
 
 def weights_of(job: ps.Job) -> dict[str, torch.Tensor]:

@@ -30,6 +30,7 @@ from penstock.elastic.ends import Join, joined
 from penstock.elastic.member import GivenUpError, Outside, OverError, Pilot, RunMember
 from penstock.elastic.mesh import Mesh, address_towards, listening, where_of
 from penstock.elastic.notice import looking
+from penstock.elastic.own_fault import is_own_fault
 from penstock.elastic.words import Ask, Failed, Stop, View, Welcome, Where, WireError
 from penstock.errors import PenstockError, RunError
 from penstock.files import FULL, NO_ROOM
@@ -339,13 +340,11 @@ def _life(
         except PenstockError:
             raise
         except Exception as problem:
-            if isinstance(problem, OSError) and problem.errno in FULL:
-                words = f"cannot write {problem.filename or 'a file'}: {problem.strerror}"
-                own.tell(Failed(words, NO_ROOM))
-                raise RunError(words, hint=NO_ROOM) from problem
-            words = f"{type(problem).__name__}: {problem}"
-            own.tell(Failed(words, ""))
-            raise RunError(f"{words}\n{traceback.format_exc()}") from problem
+            if is_own_fault(problem) and len(own.members) > 1:
+                words = f"{type(problem).__name__}: {problem}"
+                say(f"{words}: this rank leaves, the others go on")
+                return Lived(False, own.done)
+            raise _failed(own, problem) from problem
         finally:
             own.close()
             member.close()
@@ -353,6 +352,17 @@ def _life(
         say("joining them again")
         others = tuple(where for number, where in own.where.items() if number != own.own)
         mesh, begin = caller.mesh, partial(_again, caller, others, start.notice)
+
+
+def _failed(mesh: Mesh, problem: Exception) -> RunError:
+    """Tell the others why the run fails; return what is raised here."""
+    if isinstance(problem, OSError) and problem.errno in FULL:
+        words = f"cannot write {problem.filename or 'a file'}: {problem.strerror}"
+        mesh.tell(Failed(words, NO_ROOM))
+        return RunError(words, hint=NO_ROOM)
+    words = f"{type(problem).__name__}: {problem}"
+    mesh.tell(Failed(words, ""))
+    return RunError(f"{words}\n{traceback.format_exc()}")
 
 
 class _StaysOutError(RunError):

@@ -5,6 +5,8 @@ rank holds several micro-batches at a time.  A plain loop in one process copies 
 loss writes into the memory of a dataset stays there.
 """
 
+import itertools
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,6 +17,7 @@ from penstock.batches.reads import ReadNumbers, read
 from penstock.errors import RunError
 from penstock.graph.contents import own_apart
 from penstock.job import Job
+from penstock.runtime.lost_readers import MOST, LostReaders, is_lost
 
 T = TypeVar("T")
 Take = Callable[[Any, torch.device], Any]
@@ -44,6 +47,7 @@ class Reader:
         self.job, self.device, self._take = job, device, take
         self._batches: Iterator[Any] = iter(())
         self._numbers: Iterator[int] = iter(())
+        self._lost = LostReaders()
 
     def read(self, reads: ReadNumbers, fitting: Callable[[Any], T]) -> T:
         """Return `fitting(batch)` of the next micro-batch of `reads`.
@@ -51,11 +55,28 @@ class Reader:
         Raises:   RunError: the data ended.  What `fitting` raises.
         """
         number = reads.next_number()
-        with _compat.GENERATOR:  # the data of several threads may have one buffer, and draw
-            if next(self._numbers, None) != number:
-                self._batches, self._numbers = read(self.job.data, reads), reads.numbers()
-                next(self._numbers)
-            for batch in self._batches:
-                return self._take(fitting(batch), self.device)
+        for deaths in itertools.count():
+            try:
+                # the data of several threads may have one buffer, and draw
+                with _compat.GENERATOR, self._lost:
+                    return self._read(number, reads, fitting)
+            except (RuntimeError, OSError, EOFError) as problem:
+                if deaths == MOST or not is_lost(problem):
+                    raise
+                words = " ".join(str(problem).split())
+                sys.stderr.write(f"{words}: reading goes on by others from micro-batch {number}\n")
+                self._batches = self._numbers = iter(())  # which are begun anew
+        raise AssertionError("it returns or raises")
+
+    def _read(self, number: int, reads: ReadNumbers, fitting: Callable[[Any], T]) -> T:
+        """Return `fitting(batch)` of micro-batch `number`, the next one of `reads`.
+
+        Raises:   as `read`.
+        """
+        if next(self._numbers, None) != number:
+            self._batches, self._numbers = read(self.job.data, reads), reads.numbers()
+            next(self._numbers)
+        for batch in self._batches:
+            return self._take(fitting(batch), self.device)
         hint = "make `data` endless, or train fewer steps"
         raise RunError(f"the job's data ended at micro-batch {number}", hint=hint)
