@@ -66,6 +66,10 @@ class RankMisfitError(RunError):
     """A rank of a plan that has read such a micro-batch."""
 
 
+class AloneError(RunError):
+    """A step that replicas cannot share: only one process trains as the plain loop does."""
+
+
 class ReportError(PenstockError):
     """A folder that holds no run, or figures of one that cannot be read."""
 

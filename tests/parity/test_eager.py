@@ -221,7 +221,9 @@ def test_what_only_order_tells_has_one_rank(tmp_path):
 
 
 def test_what_forward_begins_to_write_later_is_told(tmp_path):
-    with pytest.raises(RunError, match="forward writes last in some steps only"):
+    with pytest.raises(
+        RunError, match="forward, or a hook after steps, writes last in some steps only"
+    ):
         train(teaching(rare=4), tmp_path, 2, laws=measured_laws(teaching(rare=4)))
 
 

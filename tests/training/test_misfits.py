@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from types import SimpleNamespace
 
@@ -10,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import penstock as ps
-from penstock.errors import BatchMisfitError, RankMisfitError
+from penstock.errors import AloneError, BatchMisfitError, RankMisfitError
 from penstock.graph.trace import capture
 from penstock.job import Job
-from penstock.training.misfits import go_on_unplanned
+from penstock.training.examine import Examined
+from penstock.training.misfits import go_on_alone, go_on_unplanned
 
 LATE = 41  # number of the first one that is unlike; four are a step, and two steps are proved
 
@@ -103,3 +105,55 @@ def test_a_resumed_run_that_keeps_more_than_its_checkpoint_ends_at_a_misfit(tmp_
     found = SimpleNamespace(forgets=("a counter",), beside=())
     with pytest.raises(RankMisfitError):
         go_on_unplanned(session(), found, problem, (4, tmp_path))
+
+
+class Followed(nn.Module):
+    """A teacher whose statistics only a hook moves, from those of the student."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm1d(4), nn.Linear(4, 4)
+        self.teacher = nn.BatchNorm1d(4, affine=False).eval()
+
+    def forward(self, x):
+        return self.head(self.norm(x)) - self.teacher(x)
+
+
+def followed() -> Job:
+    built = []
+
+    def model():
+        built[:] = [Followed()]
+        return built[0]
+
+    def optimizer(weights):
+        made = sgd(weights)
+
+        def follow(*_):
+            built[0].teacher.running_mean.lerp_(built[0].norm.running_mean, 0.1)
+
+        made.register_step_post_hook(follow)
+        return made
+
+    made = job_of(greater)
+    return replace(made, model=model, optimizer=optimizer)
+
+
+def test_replicas_that_cannot_share_a_step_are_one_process(tmp_path):
+    asked = {"ranks": 2, "num_steps": 3, "trial": False, "audit": "0"}
+    trained = ps.train(followed(), out=tmp_path / "run", **asked)
+    assert "one process, the plain loop itself" in str(trained.summary["checked"])
+
+
+def test_replicas_that_find_so_late_go_on_in_one_process(tmp_path):
+    said, asked = [], []
+    alone = SimpleNamespace(
+        **vars(session(listener=SimpleNamespace(say=said.append), folder=tmp_path)),
+        audited=SimpleNamespace(cpu_s=0.0, back=()),
+        train_eagerly=lambda *given: asked.append(given),
+    )
+    go_on_alone(alone, Examined(), AloneError("forward writes x in some steps only"), (0, None))
+    ((step, place, found),) = asked
+    assert (step, place) == (0, None)
+    assert found.one_process == "forward writes x in some steps only"
+    assert "going back to the first step" in said

@@ -24,7 +24,7 @@ from torch.nn.utils import clip_grad_norm_
 from penstock.batches.in_order import InOrder
 from penstock.batches.reads import ReadNumbers
 from penstock.device import here
-from penstock.errors import CheckpointError, JobError, PenstockError, RunError
+from penstock.errors import AloneError, CheckpointError, JobError, PenstockError
 from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.contents import own, seen
 from penstock.graph.functional import where
@@ -437,7 +437,7 @@ class EagerRank:
     def join_buffers(self, step: int) -> None:
         """Give what forward writes its value after so many steps; all ranks call it together.
 
-        Raises:   RunError: forward has written a buffer that it did not write when that was tried.
+        Raises:   AloneError: a buffer was written that forward did not write when that was tried.
         """
         if self.alone:
             return
@@ -448,7 +448,8 @@ class EagerRank:
         told = self.transport.all_gather_bytes(own.encode(), self.everyone)
         for name, *digests in zip(self.others, *map(json.loads, told), strict=True):
             if len(set(digests)) > 1:
-                raise RunError(f"forward writes {name} in some steps only", hint=ALONE)
+                who = "forward, or a hook after steps,"
+                raise AloneError(f"{who} writes {name} in some steps only", hint=ALONE)
 
     def state(self) -> State:
         """Return what a checkpoint keeps."""

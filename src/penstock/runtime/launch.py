@@ -28,7 +28,13 @@ import torch.distributed as dist
 
 from penstock import _compat
 from penstock.device import here
-from penstock.errors import BatchMisfitError, PenstockError, RankMisfitError, RunError
+from penstock.errors import (
+    AloneError,
+    BatchMisfitError,
+    PenstockError,
+    RankMisfitError,
+    RunError,
+)
 from penstock.job import exit_words
 from penstock.profile.noise import NoiseTold
 from penstock.runtime.calls import StepResult
@@ -298,6 +304,13 @@ def from_json(content: dict[str, Any]) -> RankResult:
     )
 
 
+# What a rank raises, and what is raised for it: a run goes on after these in another way.
+_KINDS: Mapping[str, tuple[type[PenstockError], type[RunError]]] = {
+    "misfit": (BatchMisfitError, RankMisfitError),
+    "alone": (AloneError, AloneError),
+}
+
+
 def _problem_as_json(problem: BaseException) -> dict[str, Any]:
     if isinstance(problem, SystemExit):
         message, hint = exit_words(problem)
@@ -309,7 +322,7 @@ def _problem_as_json(problem: BaseException) -> dict[str, Any]:
         "trace": "" if known else "".join(traceback.format_exception(problem)),
         "follows": isinstance(problem, TransportError),
         "lingers": isinstance(problem, NotFiniteError),
-        "misfits": isinstance(problem, BatchMisfitError),
+        "kind": next((name for name, kind in _KINDS.items() if isinstance(problem, kind[0])), ""),
     }
 
 
@@ -375,7 +388,7 @@ def _read(pipe: Connection) -> tuple[str, Any] | None:
 
 def _rank_error(rank: int, content: dict[str, Any]) -> RunError:
     trace = f"\n{content['trace']}" if content["trace"] else ""
-    error = RankMisfitError if content["misfits"] else RunError
+    _, error = _KINDS.get(content["kind"], (RunError, RunError))
     return error(f"rank {rank} failed: {content['message']}{trace}", hint=content["hint"])
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from torch import nn
 
 from penstock import _compat
-from penstock.errors import RunError
+from penstock.errors import AloneError
 
 ALONE = 'train on one rank, or set Job.buffers="per replica"'
 
@@ -47,11 +47,11 @@ def as_often(counts: Mapping[str, int], model: nn.Module, micro_batch: int) -> G
     """See that the forward of a micro-batch calls each norm as often as its law has it.
 
     counts:   by the paths of the norms.
-    Raises:   RunError: replicas would have other running statistics than one process.
+    Raises:   AloneError: replicas would have other running statistics than one process.
     """
     with counted({path: model.get_submodule(path) for path in counts}) as calls:
         yield
     for path, count in counts.items():
         if calls[path] != count:
             message = f"forward calls {path} {calls[path]} times in micro-batch {micro_batch}"
-            raise RunError(f"{message}, and {count} in others", hint=ALONE)
+            raise AloneError(f"{message}, and {count} in others", hint=ALONE)

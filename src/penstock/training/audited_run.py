@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from penstock.errors import RunError
+from penstock.errors import AloneError, RunError
 from penstock.files import finite, write_text
 from penstock.plan.plan import Plan, is_asynchronous
 from penstock.runtime import checkpoint
@@ -288,13 +288,10 @@ def is_right_eagerly(session: "Session", found: "Examined", audit: Audit) -> boo
     most = session.fixed.ranks or Cluster.here().num_ranks
     ranks = replicas_of(session.job, most, found.laws)
     before = checkpoint.folder_of(session.folder / KEPT / "before", audit.step)
-    with session.listener.busy("looking for what makes that step right"):
-        proof = prove_eager(
-            session.job,
-            ranks,
-            (audit.step,),
-            resume=before,
-            laws=found.laws,
-            launcher=run_processes,
-        )
+    about = session.job, ranks, (audit.step,)
+    try:
+        with session.listener.busy("looking for what makes that step right"):
+            proof = prove_eager(*about, resume=before, laws=found.laws, launcher=run_processes)
+    except AloneError:
+        return False
     return not proof.problem

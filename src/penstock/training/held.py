@@ -82,6 +82,7 @@ _OF_THE_INTERPRETER = (
     warnings.filters,
     linecache.cache,
 )
+_NOTHING = object()
 _ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
 _OF_MODULES = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -180,7 +181,7 @@ class Walk:
     def go(self) -> None:
         while self.todo and len(self.values) < _MOST:
             place, value = self.todo.popleft()
-            self.visit(place, value)
+            self.visit(place, _behind(value) if type(value) in weakref.ProxyTypes else value)
 
     def put(self, where: str, name: str, value: object, holder: str = "") -> None:
         self.todo.append((Place(where, name, holder), value))
@@ -252,7 +253,7 @@ class Walk:
             self._items(place, value)
         elif isinstance(value, list | tuple | deque | set | frozenset):
             self._elements(place, value)
-        elif isinstance(value, io.IOBase):
+        elif _is_a(value, io.IOBase):
             self._stream(place, value)
         elif isinstance(value, _lru_cache_wrapper):
             self._cache(place, value)
@@ -354,7 +355,7 @@ def _is_of_others(value: object) -> bool:
     if isinstance(value, (*_SKIPPED, ModuleType)):
         return True
     if isinstance(value, MethodWrapperType | BuiltinFunctionType):  # those of `next`, of `tell`
-        return value.__name__ in CHANGES or not isinstance(value.__self__, Iterator | io.IOBase)
+        return value.__name__ in CHANGES or not _is_a(value.__self__, Iterator, io.IOBase)
     return any(value is one for one in _OF_THE_INTERPRETER)
 
 
@@ -362,10 +363,36 @@ def _is_of_others(value: object) -> bool:
 
 
 def _attributes(value: Any) -> list[tuple[str, object]]:
-    names = dict(getattr(value, "__dict__", {}))
-    slots = [s for kind in type(value).__mro__ for s in _slots(kind)]
-    found = [(name, getattr(value, name)) for name in slots if hasattr(value, name)]
-    return [*names.items(), *found]
+    slots = (s for kind in type(value).__mro__ for s in _slots(kind))
+    rows = [(name, _attribute(value, name)) for name in ("__dict__", *slots)]
+    found = [(name, one) for name, one in rows if one is not _NOTHING]
+    names: Any = dict(found).pop("__dict__", {})
+    return [*dict(names).items(), *(row for row in found if row[0] != "__dict__")]
+
+
+def _attribute(value: object, name: str) -> object:
+    """Return what an object has of this name; its own code is not asked."""
+    try:
+        return object.__getattribute__(value, name)
+    except AttributeError:
+        return _NOTHING
+
+
+def _behind(proxy: Any) -> object:
+    """Return what a weak proxy stands for; None: that is gone."""
+    try:
+        return proxy.__init__.__self__
+    except (AttributeError, ReferenceError):
+        return None
+
+
+def _is_a(value: object, *kinds: type) -> bool:
+    """Return whether a value is of one of some abstract classes; it is not asked itself.
+
+    `isinstance` asks for its `__class__`: one that looks every name up elsewhere, as the `f` of
+    what np.load returns does, fails at that.
+    """
+    return issubclass(type(value), kinds)
 
 
 def _parts(value: Any) -> tuple[object, ...] | None:
@@ -385,13 +412,13 @@ def _parts(value: Any) -> tuple[object, ...] | None:
 
 def _is_iterator_of_c(value: Any) -> bool:
     """Return whether a value goes over something, and no attribute tells how far: a cursor."""
-    is_iterator = isinstance(value, Iterator) and not isinstance(value, Generator)
+    is_iterator = _is_a(value, Iterator) and not _is_a(value, Generator)
     return is_iterator and not isinstance(getattr(type(value), "__next__", None), FunctionType)
 
 
 def _parts_of_iterator(value: Any) -> tuple[object, ...] | None:
     """Return what an iterator of Python's own goes over, and how far it has come."""
-    if not isinstance(value, Iterator) or type(value).__module__ not in ("builtins", "itertools"):
+    if not _is_a(value, Iterator) or type(value).__module__ not in ("builtins", "itertools"):
         return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that of itertools is to go

@@ -2,14 +2,15 @@
 
 The first micro-batches are looked at before a plan is made; a later one may have another shape,
 another number beside its tensors, or answer a branch of the model otherwise.  All steps before it
-are right.  So the run goes back to its newest checkpoint, and on without a plan.
+are right.  So the run goes back to its newest checkpoint, and on without a plan: as replicas, or
+in one process where these find that they cannot share a step.
 """
 
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.errors import RankMisfitError
+from penstock.errors import AloneError, RankMisfitError, RunError
 from penstock.training.audited_run import forgets, gone_back_to_start, rewind
 from penstock.training.audits import Audited
 
@@ -27,9 +28,34 @@ def go_on_unplanned(
 ) -> "Trained":
     """Go on without a plan from the newest checkpoint; return what that gave.
 
-    What a checkpoint does not hold, an unbroken run alone has: then it begins anew.
     first:    the step and checkpoint with which the run began.
     Raises:   RankMisfitError: a plan is required, or nobody knows how to go on.
+    """
+    step, place = _gone_back(session, found, problem, first)
+    session.listener.say("training it eagerly with plain data parallelism instead")
+    why = f"a later micro-batch does not fit a traced step: {problem.message}"
+    return session.train_eagerly(step, place, replace(found, no_plan=why))
+
+
+def go_on_alone(
+    session: "Session", found: "Examined", problem: AloneError, first: tuple[int, Path | None]
+) -> "Trained":
+    """Go on in one process from the newest checkpoint; return what that gave.
+
+    Raises:   AloneError: replicas are required, or nobody knows how to go on.
+    """
+    step, place = _gone_back(session, found, problem, first)
+    session.listener.say("training it by the plain loop instead, in one process")
+    return session.train_eagerly(step, place, replace(found, one_process=problem.message))
+
+
+def _gone_back(
+    session: "Session", found: "Examined", problem: RunError, first: tuple[int, Path | None]
+) -> tuple[int, Path | None]:
+    """Return the step and checkpoint to go on from; what came after is forgotten.
+
+    What a checkpoint does not hold, an unbroken run alone has: then it begins anew.
+    Raises:   RunError: that `problem`: a plan is required, or nobody knows how to go on.
     """
     if session.is_strict() or session.elastic or not session.care.check:
         raise problem
@@ -43,10 +69,8 @@ def go_on_unplanned(
         gone_back_to_start(session)
     else:
         rewind(session.folder, step)
-    whence = f"from the checkpoint {place}" if place else "from the first step"
-    session.listener.say(f"training it eagerly with plain data parallelism instead, {whence}")
-    why = f"a later micro-batch does not fit a traced step: {problem.message}"
-    return session.train_eagerly(step, place, replace(found, no_plan=why))
+    session.listener.say(f"going back to {place or 'the first step'}")
+    return step, place
 
 
 def newest(session: "Session", first: tuple[int, Path | None]) -> tuple[int, Path | None]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from penstock.cluster.cluster import Cluster
 from penstock.device import all_here, here
 from penstock.errors import (
+    AloneError,
     GraphError,
     JobError,
     PenstockError,
@@ -59,7 +60,7 @@ from penstock.training.goal import REACHED, GoalWatch
 from penstock.training.listener import Listener, Row
 from penstock.training.loading import JobTerms, Loaded, check_replaced
 from penstock.training.mirror import mirroring
-from penstock.training.misfits import go_on_unplanned
+from penstock.training.misfits import go_on_alone, go_on_unplanned
 from penstock.training.outset import (
     check_validation,
     noticing,
@@ -860,6 +861,8 @@ class Session:
         except DiffersError as problem:
             is_new = checkpoint is None
             return audited_run.go_on(self, None, found, problem, is_new=is_new)
+        except AloneError as problem:
+            return go_on_alone(self, found, problem, (first_step, checkpoint))
 
     def _train_eagerly(
         self, first_step: int, checkpoint: Path | None, found: "Examined"

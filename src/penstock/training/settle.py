@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.errors import JobError, RunError
+from penstock.errors import AloneError, JobError, RunError
 from penstock.job import Job
 from penstock.plan.plan import Decision, Plan
 from penstock.search.shapes import Fixed
@@ -184,14 +184,19 @@ def proved_eager(  # noqa: PLR0913 - what there is to run, and how much is wante
     ranks = replicas_of(job, most, found.laws)
     if ranks == 1 or not care.check:
         return ranks, "one process, the plain loop itself" if ranks == 1 else NO_CHECK
-    with listener.busy("comparing two steps with the plain loop"):
-        numbers = steps_to_prove(steps.start, steps.stop)
-        proof = prove_eager(
-            job, ranks, numbers, resume=resume, laws=found.laws, launcher=local_launcher(ranks)
-        )
-    if not proof.problem:
-        return ranks, str(_told(str(proof), listener))
-    message = f"{ranks} replicas would train something else: {proof}"
+    try:
+        with listener.busy("comparing two steps with the plain loop"):
+            numbers = steps_to_prove(steps.start, steps.stop)
+            proof = prove_eager(
+                job, ranks, numbers, resume=resume, laws=found.laws, launcher=local_launcher(ranks)
+            )
+    except AloneError as problem:
+        words = problem.message
+    else:
+        if not proof.problem:
+            return ranks, str(_told(str(proof), listener))
+        words = str(proof)
+    message = f"{ranks} replicas would train something else: {words}"
     if care.strict:
         raise RunError(message, hint="leave out --strict, and one process trains it")
     listener.say(message)
