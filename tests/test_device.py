@@ -62,10 +62,11 @@ def test_what_is_drawn_meanwhile_moves_no_generator() -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_plan_may_use_less_than_all_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_may_use_what_context_products_and_gaps_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     total = property(lambda device: 80 * 10**9)
     monkeypatch.setattr(Device, "total_bytes", total)
-    assert Device("cuda").usable_bytes == 80 * 10**9 - 512 * 2**20 - int(0.03 * 80 * 10**9)
+    monkeypatch.setattr(device, "_taken_bytes", lambda own: 600 * 2**20)
+    assert Device("cuda").usable_bytes == 80 * 10**9 - 600 * 2**20 - int(0.03 * 80 * 10**9)
     monkeypatch.setattr(Device, "total_bytes", property(lambda device: 100))
     assert Device("cuda").usable_bytes == 0
 

@@ -101,6 +101,8 @@ TORCH_FILES = {
     "graph/joined/linear.py",
     "graph/joined/losses.py",
     "graph/joined/rules.py",
+    "graph/waiting.py",
+    "profile/by_kind.py",
     "profile/fused.py",
     "profile/marks.py",
     "profile/measure.py",

@@ -126,10 +126,33 @@ def mode_of(values: Iterable[Any]) -> FakeTensorMode:
     return next(value.fake_mode for value in values if isinstance(value, FakeTensor))
 
 
-def as_fake(mode: FakeTensorMode, tensor: Tensor) -> Tensor:
-    """Return a fake tensor of the same shape, every size fixed."""
-    sizes = [DimDynamic.STATIC] * tensor.dim()
-    return mode.from_tensor(tensor, symbolic_context=StatelessSymbolicContext(dynamic_sizes=sizes))
+def as_fake(mode: FakeTensorMode, tensor: Tensor, place: torch.device | None = None) -> Tensor:
+    """Return a fake tensor of the same shape, every size fixed.
+
+    place:    the device on which it is to be; None: that of the tensor.
+    """
+    context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.STATIC] * tensor.dim())
+    fake = mode.from_tensor(tensor, symbolic_context=context)
+    if place is None or fake.device == place:
+        return fake
+    with mode:
+        return fake.detach().to(place).requires_grad_(fake.requires_grad)
+
+
+def run_backward(loss: Tensor) -> None:
+    """Compute gradients as `loss.backward()` does, but with modes of torch's functions active.
+
+    Those see a block that is computed again; inside of `backward` they would not.
+    """
+    torch.autograd.graph._engine_run_backward(
+        (loss,),
+        (torch.ones_like(loss),),
+        False,
+        False,
+        (),
+        allow_unreachable=True,
+        accumulate_grad=True,
+    )
 
 
 @contextmanager

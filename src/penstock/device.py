@@ -22,7 +22,8 @@ import torch.distributed as dist
 KINDS = ("cuda",)  # on which Penstock computes; what else there is stays idle (`idle_kind`)
 CPU = "cpu"
 _MOST_OF_PCIE = 64e9  # bytes/s one way of 16 lanes of its fifth generation
-_RESERVE_BYTES, _RESERVE = 512 << 20, 0.03  # of an accelerator's memory; not measured yet
+_GAPS = 0.03  # of an accelerator's memory, which lie between blocks or hold messages
+_PROBED = 64  # rows of a product that makes the library of products take what it needs
 
 
 _fork_rng: Any = torch.random.fork_rng  # pyright: ignore
@@ -80,13 +81,13 @@ class Device:
 
     @property
     def usable_bytes(self) -> int:
-        """Return how much of an accelerator's memory a plan may count on; the rest is a guess.
+        """Return how much of an accelerator's memory a plan may count on.
 
-        Its context, the workspaces of libraries, the buffers of messages and what lies between
-        blocks take of it, and no plan knows them.
+        What its context and the workspace of a product take, and other processes, is measured once,
+        on the accelerator of this process; gaps between blocks are a guess of 3 %.
         """
         total = self.total_bytes
-        return max(0, total - _RESERVE_BYTES - int(_RESERVE * total))
+        return max(0, total - _taken_bytes(here()) - int(_GAPS * total))
 
     @property
     def free_bytes(self) -> int:
@@ -272,6 +273,17 @@ def here() -> Device:
     """Return the device of this process: the accelerator of its local rank, or the CPU."""
     kind = _kind()
     return _HOST if kind == CPU else Device(kind, int(os.environ.get("LOCAL_RANK", "0")))
+
+
+@cache
+def _taken_bytes(device: Device) -> int:
+    """Return what is taken of an accelerator's memory beside the tensors of this process."""
+    held = device._of_kind.memory_allocated(device.index)  # pyright: ignore[reportPrivateUsage]
+    probe = torch.ones(_PROBED, _PROBED, device=device.place)
+    torch.mm(probe, probe)
+    del probe
+    device.synchronize()
+    return max(0, device.total_bytes - device.free_bytes - held)
 
 
 def of(place: torch.device) -> Device:

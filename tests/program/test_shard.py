@@ -160,7 +160,7 @@ def test_no_gather_waits_for_a_sum_that_waits_for_what_is_gathered():
 
 def test_gradients_of_a_part_have_memory_from_their_sum_to_the_update_only():
     weight = torch.nn.Parameter(torch.ones(40))
-    layouts = layouts_of({3: weight}, {3: FLOAT})
+    layouts = layouts_of({3: weight}, {3: FLOAT}, weight.device)
     flats = [layout.new() for layout in layouts]
     sharers = Sharers(SimpleNamespace(rank=0), (0, 1), (1, 1), job_of("gpt", FLOAT, "adamw"))
     held = StageShard(layouts, flats, flats, sharers)

@@ -137,6 +137,7 @@ inline c10::Storage taken_over(const c10::Storage& made) {
     delete storage;
   };
   void* place = made.mutable_data();
+  near_memory.check_room(made.nbytes());
   note_made(place, made.nbytes(), device_now);
   c10::DataPtr data(place, new c10::Storage(made), give_back, c10::Device(KIND, device_now));
   return c10::Storage(c10::Storage::use_byte_size_t(), made.nbytes(), std::move(data), &near_memory,

@@ -314,6 +314,15 @@ inline Tensor& set_storage(Tensor& t, c10::Storage storage, c10::SymInt offset,
   return t;
 }
 
+inline Tensor& set_whole_storage(Tensor& t, c10::Storage storage) {
+  auto* inside = t.unsafeGetTensorImpl();
+  auto count = int64_t(storage.nbytes() / t.element_size());
+  inside->set_storage_keep_dtype(std::move(storage));
+  inside->set_storage_offset(0);
+  inside->set_sizes_contiguous({count});
+  return t;
+}
+
 inline const Tensor& resize_tensor(const Tensor& t, c10::SymIntArrayRef size,
                                    std::optional<c10::MemoryFormat>) {
   auto* inside = t.unsafeGetTensorImpl();
@@ -360,6 +369,7 @@ TORCH_LIBRARY_IMPL(aten, REHEARSAL_KEY, m) {
   m.impl("as_strided", rehearsal::as_strided);
   m.impl("view", rehearsal::view);
   m.impl("set_.source_Storage_storage_offset", rehearsal::set_storage);
+  m.impl("set_.source_Storage", rehearsal::set_whole_storage);
   m.impl("resize_", rehearsal::resize_tensor);
   m.impl("record_stream", rehearsal::record_stream);
   m.impl("_fused_sdp_choice", rehearsal::plain_attention);

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, fx
 
 from penstock import _compat
+from penstock.device import here
 from penstock.errors import GraphError, JobError
 from penstock.graph.by_rows import join_losses
 from penstock.graph.caches import RemadeError
@@ -51,7 +52,8 @@ def functional_trace(
               RemadeError: as `step` does.
     """
     mode = _compat.fake_mode()
-    fakes = [_compat.as_fake(mode, tensor) for tensor in tensors]
+    place = here().place  # a model that waits is traced as if it were there
+    fakes = [_compat.as_fake(mode, tensor, place) for tensor in tensors]
     try:
         with _compat.tracing_session(mode), _without_collections():
             traced = _compat.make_fx(step, record_stack_traces=False)(*fakes)

@@ -19,7 +19,8 @@ import torch
 from torch import nn
 
 from penstock import _compat
-from penstock.device import CPU
+from penstock.device import CPU, here
+from penstock.graph.waiting import lent, waits
 from penstock.job import Job
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -52,7 +53,7 @@ def cast_weights(job: Job, model: nn.Module) -> Generator[None]:
 @contextmanager
 def computed_in(job: Job, model: nn.Module) -> Generator[None]:
     """Compute the job's loss inside: in its precision, or under its autocast."""
-    with cast_weights(job, model), _autocast(job, model):
+    with cast_weights(job, model), lent(model), _autocast(job, model):
         yield
 
 
@@ -80,4 +81,6 @@ def _autocast(job: Job, model: nn.Module) -> AbstractContextManager[Any]:
     if name is None:
         return nullcontext()
     device = next((p.device.type for p in model.parameters()), CPU)
+    if not torch.compiler.is_compiling() and waits(model):
+        device = here().kind
     return torch.autocast(device, dtype=getattr(torch, name))

@@ -48,6 +48,7 @@ from penstock.graph.parts import PartName, part_in
 from penstock.graph.precision import computed_in, narrowed, traced_in
 from penstock.graph.rows import Placeholder, rows_of
 from penstock.graph.views import laid_together, overlaps_with
+from penstock.graph.waiting import placed
 from penstock.job import ROW, SCALED, Job
 
 _ASKED = 32  # micro-batches whose answers are compared before a plan
@@ -254,8 +255,9 @@ _built_with: "weakref.WeakKeyDictionary[nn.Module, _LastBuilt]" = weakref.WeakKe
 
 
 def built_by(job: Job) -> nn.Module:
-    """Return a module that the job's `model` builds now, on the device of this process."""
-    model = job.model().to(here().place)
+    """Return a module that the job's `model` builds now, on the device of this process or waiting
+    for it (waiting.py)."""
+    model = placed(job.model())
     note_built(model)
     try:
         known = _built_of.setdefault(job.model, _LastBuilt())

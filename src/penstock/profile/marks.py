@@ -15,6 +15,7 @@ import torch
 from penstock.device import Device
 
 _SWEPT_BYTES = 1 << 25  # more than the caches of a core hold
+_SHARE = 8  # of a device's memory, what is swept at most
 _SWEEPS = 16  # that are timed to know how long one takes
 _MOST_SWEEPS = 512  # at once: drivers keep about a thousand ops, and the host waits beyond
 OPS_AHEAD = 256  # that are queued behind one sweep
@@ -52,6 +53,8 @@ class Sweep:
     def __init__(self, device: Device) -> None:
         self.device = device
         size_bytes = 2 * device.cache_bytes or _SWEPT_BYTES
+        if device.is_queued:
+            size_bytes = min(size_bytes, device.usable_bytes // _SHARE)
         self._memory = torch.zeros(size_bytes // 4, device=device.place)
         self._once_s = 0.0
 

@@ -35,9 +35,11 @@ from penstock.graph.optimizer import Loan, WholeOptimizer, stand_ins, whole_opti
 from penstock.graph.parts import key_in
 from penstock.graph.stages import Stages
 from penstock.graph.trace import Capture, on_device
+from penstock.graph.waiting import COPIES, bytes_of, waits
 from penstock.graph.wire import wire_choices
 from penstock.heap import give_back, keep_freed_memory
 from penstock.job import Job
+from penstock.profile.by_kind import costs_by_kind
 from penstock.profile.marks import OPS_AHEAD, Sweep, clock_of
 from penstock.profile.profile import PackCost, Profile
 
@@ -65,17 +67,20 @@ def measure(capture: Capture, job: Job, *, beside: int = 0, apart: Apart = _here
     Ignores:  what messages cost (that is the Cluster's) and reading the data.
     """
     keep_freed_memory()  # as ranks do
-    stages = cut(capture.graph)
-    inputs = inputs_of(capture, job)
+    stages, is_whole = cut(capture.graph), not waits(capture.model)
+    inputs, workspace_bytes = inputs_of(capture, job) if is_whole else {}, tuple[int, ...]()
     try:
         with _companions(capture, stages, inputs, beside), torch.no_grad():
-            whole_f, whole_b, call_s = _whole(capture, stages, inputs)
-            op_s = _op_by_op(capture, inputs)
+            if is_whole:
+                op_s, call_s = _in_place(capture, stages, inputs)
+            else:
+                (op_s, workspace_bytes), call_s = costs_by_kind(capture, clock_of(here())), 0.0
             optimizer = optimizer_costs(capture, job, apart)
             size = most_far_bytes(capture, job, optimizer["state_bytes_per_byte"])
             far = far_costs(size, evicts=size > free_bytes() // (1 + beside))
             packing = packing_costs(job)
-        workspace_bytes = workspaces(capture, inputs)
+        if is_whole:
+            workspace_bytes = workspaces(capture, inputs)
     finally:
         give_back()
     return Profile(
@@ -84,7 +89,7 @@ def measure(capture: Capture, job: Job, *, beside: int = 0, apart: Apart = _here
         versions=f"torch {torch.__version__}",
         how="measured",
         beside=beside,
-        op_s=_settled(capture, op_s, {"F": whole_f, "B": whole_b}, is_queued=here().is_queued),
+        op_s=op_s,
         workspace_bytes=workspace_bytes,
         call_s=call_s,
         kind="",
@@ -121,6 +126,15 @@ def _settled(
         s * min(1.0, factor[n.phase]) + begin_s[n.phase] * (n.kind == "op")
         for n, s in zip(nodes, op_s, strict=True)
     )
+
+
+def _in_place(
+    capture: Capture, stages: Stages, inputs: Mapping[int, Any]
+) -> tuple[tuple[float, ...], float]:
+    """Return the seconds of each node in the whole step, and what a call adds."""
+    whole_f, whole_b, call_s = _whole(capture, stages, inputs)
+    op_s, whole_s = _op_by_op(capture, inputs), {"F": whole_f, "B": whole_b}
+    return _settled(capture, op_s, whole_s, is_queued=here().is_queued), call_s
 
 
 def inputs_of(capture: Capture, job: Job) -> dict[int, Any]:
@@ -321,12 +335,13 @@ def optimizer_costs(capture: Capture, job: Job, apart: Apart = _here) -> dict[st
 
 
 def _costs(capture: Capture, job: Job) -> dict[str, float]:
-    known = {n: p for n, p in capture.model.named_parameters() if p.requires_grad}
-    weights = {name: p.detach().clone() for name, p in known.items()}
-    gradients = {name: torch.full_like(p, 1e-4) for name, p in known.items()}
-    made = [torch.full_like(p, 1e-4, dtype=_read_in(capture, n)) for n, p in known.items()]
-    size = sum(p.numel() * p.element_size() for p in known.values())
-    sums: Any = [torch.zeros_like(p) for p in known.values()]
+    known = _some_trained(capture)
+    place = here().place  # they may wait in the host's memory
+    weights = {name: p.detach().to(place, copy=True) for name, p in known.items()}
+    gradients = {name: torch.full_like(p, 1e-4) for name, p in weights.items()}
+    made = [torch.full_like(p, 1e-4, dtype=_read_in(capture, n)) for n, p in weights.items()]
+    size = bytes_of(known.values())
+    sums: Any = [torch.zeros_like(p) for p in weights.values()]
     accumulate_s = _timed(lambda: _compat.add_in_place(sums, made))
     whole = whole_optimizer(job, capture.model)
     seconds, call_s, workspaces = _updated(whole, weights, gradients)
@@ -348,6 +363,19 @@ def _costs(capture: Capture, job: Job) -> dict[str, float]:
         **workspaces,
         "copy_s_per_byte": _timed(lambda: other.copy_(flat)) / copied,
     }
+
+
+def _some_trained(capture: Capture) -> dict[str, torch.nn.Parameter]:
+    """Return the parameters that are trained; where all have no room, the smallest, and others."""
+    known = {n: p for n, p in capture.model.named_parameters() if p.requires_grad}
+    device = here()
+    room = bytes_of(known.values()) if device.is_cpu else device.usable_bytes // COPIES
+    taken, found = 0, set[str]()
+    for name, parameter in sorted(known.items(), key=lambda row: row[1].numel()):
+        taken += bytes_of([parameter])
+        if taken <= room or not found:
+            found.add(name)
+    return {name: p for name, p in known.items() if name in found}
 
 
 def update_order(capture: Capture, job: Job) -> tuple[str, ...]:
@@ -406,11 +434,17 @@ def far_costs(size_bytes: int, *, evicts: bool = False) -> dict[str, float]:
     evicts:  whether the system's memory has no room for it, so that all is read from the disk.
     Waiting for the system counts, as for a disk that is slow; waiting for a core does not.
     """
-    size = max(1, min(size_bytes, _FAR_BYTES) // _FAR_BLOCKS)
+    size = max(1, min(size_bytes, _FAR_BYTES, _room_bytes()) // _FAR_BLOCKS)
     small_s, whole_s = _moved_s(*_FAR_SMALL), _moved_s(_FAR_BLOCKS, size, evicts=evicts)
     each_s = small_s / _FAR_SMALL[0]
     per_byte_s = max(0.0, whole_s - _FAR_BLOCKS * each_s) / (size * _FAR_BLOCKS)
     return {"far_s_per_byte": per_byte_s, "far_s": each_s}
+
+
+def _room_bytes() -> int:
+    """Return how much of its memory an accelerator has for what is only measured."""
+    device = here()
+    return _FAR_BYTES if device.is_cpu else device.usable_bytes // COPIES
 
 
 def _moved_s(count: int, size: int, *, evicts: bool = False) -> float:

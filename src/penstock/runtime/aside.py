@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from penstock.device import CPU, here
+from penstock.graph.waiting import has_to_wait
 
 if TYPE_CHECKING:
     from penstock.runtime.rank import Rank
@@ -25,11 +26,13 @@ def set_aside(rank: "Rank") -> None:
 
 
 def bring_back(model: nn.Module) -> None:
-    """Have a module on the device of this process."""
+    """Have a module on the device of this process; of one that waits, its buffers."""
     place = here().place
-    for tensor in () if here().is_cpu else _tensors(model):
+    for tensor in () if here().is_cpu or has_to_wait(model) else _tensors(model):
         if tensor.device != place:
             tensor.data = tensor.data.to(place)
+    for buffer in () if here().is_cpu else model.buffers():
+        buffer.data = buffer.data.to(place)
 
 
 def _is_left_alone(rank: "Rank") -> bool:

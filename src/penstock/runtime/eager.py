@@ -31,6 +31,7 @@ from penstock.graph.functional import where
 from penstock.graph.lasting import lasting_buffers
 from penstock.graph.precision import cast_weights
 from penstock.graph.trace import build_model, loss_and_figures, newest_beside
+from penstock.graph.waiting import nearby
 from penstock.heap import keep_freed_memory
 from penstock.job import Job
 from penstock.runtime import checkpoint
@@ -235,11 +236,11 @@ def _trained(task: EagerTask) -> nn.Module:
 
     Raises:   CheckpointError: no checkpoint holds all that the optimizer keeps.
     """
-    model = build_model(task.job)
+    model = nearby(build_model(task.job))
     if task.resume is not None and not task.forgets:
         trained = [name for name, p in model.named_parameters() if p.requires_grad]
         Optimizers(task.job, model, trained).may_resume()
-    return model if newest_beside(model) is model else build_model(task.job)
+    return model if newest_beside(model) is model else nearby(build_model(task.job))
 
 
 class EagerRank:

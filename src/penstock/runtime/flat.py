@@ -37,13 +37,15 @@ class Flat:
         }
 
 
-def layouts_of(parameters: Mapping[int, Tensor], read: Mapping[int, torch.dtype]) -> list[Flat]:
-    """Return one layout for each dtype, kept and read, and device, parameters in node order."""
-    groups: dict[tuple[torch.dtype, torch.device, torch.dtype], list[int]] = {}
+def layouts_of(
+    parameters: Mapping[int, Tensor], read: Mapping[int, torch.dtype], device: torch.device
+) -> list[Flat]:
+    """Return one layout for each dtype, kept and read, parameters in node order."""
+    groups: dict[tuple[torch.dtype, torch.dtype], list[int]] = {}
     for node, value in parameters.items():
-        groups.setdefault((value.dtype, value.device, read[node]), []).append(node)
+        groups.setdefault((value.dtype, read[node]), []).append(node)
     layouts: list[Flat] = []
-    for (dtype, device, read_in), nodes in groups.items():
+    for (dtype, read_in), nodes in groups.items():
         starts, size = list[int](), 0
         step = _ALIGN_BYTES // dtype.itemsize
         for node in nodes:

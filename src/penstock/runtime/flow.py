@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from penstock import _compat
 from penstock.graph.functional import BACKWARD_OF_HIDDEN, HIDDEN_MUTATIONS
@@ -46,7 +47,7 @@ class Dependencies(_compat.DispatchMode):
         self.seen: Names = frozenset()
         self._depends: dict[int, Names] = {}
         self._names: dict[int, Names] = {}
-        self._held: list[Any] = []  # a number of a freed storage may come back
+        self._held: list[object] = []  # a number of a forgotten storage may come back
         for name, tensor in kept.items():
             key = _key(tensor)
             self._names[key] = self._names.get(key, frozenset()) | {name}
@@ -137,8 +138,8 @@ class Dependencies(_compat.DispatchMode):
         if key not in self._depends:
             if not names:
                 return
-            is_plain = tensor.layout == torch.strided  # its storage may be another one later
-            self._held.append(tensor.untyped_storage() if is_plain else tensor)
+            is_plain = tensor.layout == torch.strided  # its memory need not be kept, nor that tensor
+            self._held.append(StorageWeakRef(tensor.untyped_storage()) if is_plain else tensor)
         self._depends[key] = names
 
     def _write(self, tensor: Tensor) -> None:

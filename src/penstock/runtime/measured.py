@@ -24,6 +24,7 @@ from penstock.graph.functional import where
 from penstock.graph.lasting import lasting_buffers
 from penstock.graph.precision import cast_weights
 from penstock.graph.trace import build_model, loss_and_figures, on_device
+from penstock.graph.waiting import backward_of
 from penstock.job import Job
 from penstock.runtime.flow import Dependencies
 from penstock.runtime.norms import STATISTICS, counted, norms_of
@@ -175,7 +176,7 @@ class _BufferProbe:
             loss, figures = loss_and_figures(self.job, self.model, self.batches[at])
             forward = dict(calls)  # a checkpointed block calls them again
             if at == 0:
-                loss.backward()  # pyright: ignore[reportUnknownMemberType]
+                backward_of(loss, self.model)
         outputs = {"the loss": loss.detach()}
         outputs |= {f"the figure {name}": value.detach() for name, value in figures.items()}
         for name, parameter in self.model.named_parameters():

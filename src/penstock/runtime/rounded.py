@@ -110,7 +110,7 @@ class Rounded:
             if nodes[node].kind == "scale"
             else self.capture.constants[node]
             if nodes[node].kind == "constant"
-            else known[nodes[node].name].to(getattr(torch, nodes[node].dtype))
+            else known[nodes[node].name].to(self.scale.device, getattr(torch, nodes[node].dtype))
             for node in function.statics
         ]
         leaves = [read.leaves[self.capture.inputs[node]] for node in function.leaves]

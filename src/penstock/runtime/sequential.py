@@ -7,6 +7,7 @@ from version t.  One process, the uncut model, eager autograd.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from penstock.graph.parts import key_in
 from penstock.graph.precision import dtype_of, narrowed
 from penstock.graph.stages import Stages
 from penstock.graph.trace import Capture, build, loss_of, on_device
+from penstock.graph.waiting import lent, waits
 from penstock.job import Job
 from penstock.program.program import Program
 from penstock.runtime.named import take_named
@@ -259,11 +261,11 @@ def _gradients(
     later = {n: w.to(dtype) if n in narrow else w for n, w in backward.items()}
     for value in read.values():
         value.requires_grad_()
-    pack, unpack = _swapping(read, later)
-    with (
-        _compat.reparametrize(model, dict(read)),
-        torch.autograd.graph.saved_tensors_hooks(pack, unpack),
-    ):
+    swaps = nullcontext()
+    if not waits(model):
+        swaps = torch.autograd.graph.saved_tensors_hooks(*_swapping(read, later))
+    instead = {id(value): later[name] for name, value in read.items()}
+    with _compat.reparametrize(model, dict(read)), swaps, lent(model, instead):
         parts = parts_of(job, batch)
         losses = [loss_of(job, model, part) / len(parts) for part in parts]
         loss = torch.stack(losses).sum() / program.grid.step_micro_batches

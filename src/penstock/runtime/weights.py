@@ -73,16 +73,14 @@ class StageWeights:
         parameters = capture.parameters
         buffers, self.names = dict(capture.model.named_buffers()), names
         self.buffer_names = {node: capture.graph.nodes[node].name for node in stage.buffers}
-        self.buffers = {n: buffers[name].detach().clone() for n, name in self.buffer_names.items()}
+        self.buffers = _brought({n: buffers[name] for n, name in self.buffer_names.items()})
         self.caches = {f"buffers/{name}" for name in _compat.unsaved_buffers(capture.model)}
         trainable = {n: p for n, m in names.items() if (p := parameters[m]).requires_grad}
         read = {node: getattr(torch, capture.graph.nodes[node].dtype) for node in names}
-        self.layouts = layouts_of(trainable, read)
+        self.layouts = layouts_of(trainable, read, here().place)
         self.flats = [layout.new() for layout in self.layouts]
         self.live = _parameters(all_views(self.layouts, self.flats), trainable)
-        self.frozen = {
-            n: parameters[m].detach().clone() for n, m in names.items() if n not in self.live
-        }
+        self.frozen = _brought({n: parameters[m] for n, m in names.items() if n not in self.live})
         pairs = zip(self.layouts, self.flats, strict=True)
         self.reads = [flat.to(layout.read) for layout, flat in pairs]
         own = self.layouts, self.flats, self.reads
@@ -600,6 +598,12 @@ def _same(value: Tensor) -> Tensor:
 
 def _cast(make: Callable[[], Tensor], dtype: torch.dtype) -> Callable[[], Tensor]:
     return lambda: make().to(dtype)
+
+
+def _brought(values: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    """Return copies on the device of this process: the module may wait in the host's memory."""
+    place = here().place
+    return {node: value.detach().to(place, copy=True) for node, value in values.items()}
 
 
 def _parameters(

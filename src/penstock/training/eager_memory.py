@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from penstock._compat import pytree
+from penstock.device import here
 from penstock.errors import PlanError, RunError
-from penstock.graph.trace import build, loss_of
+from penstock.graph.trace import build, build_model, loss_of
+from penstock.graph.waiting import backward_of, has_to_wait, waits
 from penstock.job import Job
 from penstock.runtime.child import apart
 from penstock.runtime.optimizer import eager_updates
@@ -27,10 +29,11 @@ Parts = dict[str, int]
 def check_memory(job: Job, memory: int | tuple[int, ...] | None, ranks: int, why: str) -> None:
     """Raise where a whole replica does not fit what a rank may hold.
 
-    memory:   of each rank, or of one after the other; None: no bound is given.
+    memory:   of each rank, or of one after the other; None: what an accelerator has.
     why:      there is no plan.
     Raises:   PlanError: it does not fit.
     """
+    is_asked, memory = memory is not None, _room(job) if memory is None else memory
     if memory is None:
         return
     try:
@@ -43,12 +46,22 @@ def check_memory(job: Job, memory: int | tuple[int, ...] | None, ranks: int, why
         return
     listed = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items())
     message = f"a replica holds {format_bytes(total)}, and a rank may hold {format_bytes(least)}"
-    hint = f"allow {format_bytes(total)}; only a plan divides a replica: change what keeps it away"
+    needs = f"allow {format_bytes(total)}" if is_asked else "take a larger accelerator"
+    hint = f"{needs}; only a plan divides a replica: change what keeps it away"
     raise PlanError(f"{message}\n{listed}\nno plan: {why or 'it is trained eagerly'}", hint=hint)
 
 
+def _room(job: Job) -> int | None:
+    """Return what an accelerator has for a replica; None: there is none, or plainly enough."""
+    is_small = here().is_cpu or not has_to_wait(build_model(job))
+    return None if is_small else here().usable_bytes
+
+
 def parts_of_replica(job: Job) -> Parts:
-    """Return the bytes of what a replica holds in a step, by name."""
+    """Return the bytes of what a replica holds in a step, by name.
+
+    Of a model that waits for an accelerator, without activations.
+    """
     model, batch = build(job)
     parameters = list(model.parameters())
     weights = _bytes([*parameters, *model.buffers()])
@@ -64,17 +77,13 @@ def parts_of_replica(job: Job) -> Parts:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         loss = loss_of(job, model, batch)
     activations = sum(saved.values())
-    loss.backward()  # pyright: ignore[reportUnknownMemberType]
+    backward_of(loss, model)
     given = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     updates.step(0, given)
     state = _bytes(pytree.tree_leaves(dict(updates.optimizer.state)))
     gradients = _bytes(given.values())
-    return {
-        "weights": weights,
-        "gradients": gradients,
-        "optimizer state": state,
-        "activations": activations,
-    }
+    parts = {"weights": weights, "gradients": gradients, "optimizer state": state}
+    return parts if waits(model) else {**parts, "activations": activations}
 
 
 def _key(value: Any) -> int:

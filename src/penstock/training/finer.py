@@ -25,6 +25,7 @@ from penstock.batches.reads import started
 from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.contents import mapped
 from penstock.graph.trace import loss_of, on_device
+from penstock.graph.waiting import backward_of
 from penstock.job import Job
 from penstock.training.compare import (
     Difference,
@@ -116,7 +117,7 @@ def _gradients(
         batch = on_device(batch)
         with SeededRandom(micro_batch_seed(job.seed, index)):
             loss = loss_of(job, model, mapped(batch, _wide) if widely else batch)
-            (loss / job.micro_batches).backward()  # pyright: ignore[reportUnknownMemberType]
+            backward_of(loss / job.micro_batches, model)
         for name, parameter in model.named_parameters():
             if parameter.grad is not None:
                 part = parameter.grad.double()

@@ -41,6 +41,7 @@ from penstock.graph.trace import (
     on_device,
 )
 from penstock.graph.views import describe_overlaps, overlaps_with
+from penstock.graph.waiting import backward_of
 from penstock.job import Job
 from penstock.runtime.child import Beat, in_a_fork
 from penstock.runtime.kept import nested
@@ -381,7 +382,7 @@ class _Loop:
             loss, figures = loss_and_figures(self.job, self.model, batch)
             for name, value in [("loss", loss), *figures.items()]:
                 recorded.results[f"result {name}"] = self.flow.token(value)
-            (loss / self.job.micro_batches).backward()  # pyright: ignore[reportUnknownMemberType]
+            backward_of(loss / self.job.micro_batches, self.model)
         self.asked.reads_files = False
         self.drawn |= global_chance() != before
         self._note_moved(named)

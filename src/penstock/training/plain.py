@@ -26,6 +26,7 @@ from penstock.graph.merge import parts_of
 from penstock.graph.optimizer import whole_optimizer
 from penstock.graph.precision import cast_weights
 from penstock.graph.trace import build_model, loss_of
+from penstock.graph.waiting import backward_of
 from penstock.job import Job
 from penstock.runtime.clearing import LEFT, has_own_zero_grad
 from penstock.runtime.eager import load_model
@@ -108,7 +109,7 @@ class Plain:
                     part = loss / (self.job.micro_batches * len(parts))
                     if self.loss_scale is not None:
                         part = part * torch.tensor(self.loss_scale, device=part.device)
-                    part.backward()  # pyright: ignore[reportUnknownMemberType]
+                    backward_of(part, self.model)
         return torch.stack(losses).mean()
 
     def _add(self, sums: RoundedSums, place: int) -> None:

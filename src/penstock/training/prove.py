@@ -25,6 +25,7 @@ from penstock.files import write_text
 from penstock.graph.cut import cut
 from penstock.graph.merge import merged
 from penstock.graph.trace import Capture, build_model
+from penstock.graph.waiting import waits
 from penstock.job import Job
 from penstock.plan.lower import lower_plan, stages_of
 from penstock.plan.plan import Plan, is_asynchronous
@@ -108,17 +109,26 @@ def prove_eager(
 
     Raises:    as `prove`.
     """
+    if laws is None:
+        laws = buffer_laws(job) if ranks > 1 and job.buffers == "exact" else {}
     with tempfile.TemporaryDirectory(prefix="penstock-") as name:
-        folder, reads = Path(name), ReadDigests()
-        if laws is None:
-            laws = buffer_laws(job) if ranks > 1 and job.buffers == "exact" else {}
-        watched = replace(job, data=recorded(job.data, reads))
-        task = EagerTask(watched, 0, 1, resume=resume, laws=laws)
-        told = Steps(job.micro_batches)
-        launcher(partial(_work_eagerly, task, steps, reads, folder), ranks, told.add)
+        case = Case(job, steps, resume, owners=owners_of_replicas(job, ranks))
+        run_replicas(case, ranks, Path(name), laws, launcher)
+        return apart_judged(case, Path(name))
+
+
+def run_replicas(case: Case, ranks: int, folder: Path, laws: Laws, launcher: Launcher) -> None:
+    """Run the steps of a case as eager replicas, and leave in `folder` what the ranks wrote; every
+    rank calls it.
+
+    Raises:   RunError: a rank failed.
+    """
+    reads = ReadDigests()
+    watched = replace(case.job, data=recorded(case.job.data, reads))
+    task = EagerTask(watched, 0, 1, resume=case.resume, laws=laws)
+    told = Steps(case.job.micro_batches)
+    if launcher(partial(_work_eagerly, task, case.steps, reads, folder), ranks, told.add):
         _write_losses(folder, told)
-        owners = owners_of_replicas(job, ranks)
-        return apart_judged(Case(job, steps, resume, owners=owners), folder)
 
 
 def owners_of_replicas(job: Job, ranks: int) -> Mapping[str, Sequence[int]]:
@@ -152,7 +162,8 @@ def _short_of(captured: Capture, copies: int) -> str:
     (stage,) = cut(captured.graph, (), (False,)).stages
     needed = copies * weights + stage.forward.peak_bytes + stage.backward.peak_bytes
     device = here()
-    free = free_bytes() if device.is_cpu else device.free_bytes
+    is_here = device.is_cpu or waits(captured.model)
+    free = free_bytes() if is_here else device.free_bytes
     if needed <= free:
         return ""
     return f"the plain loop needs {format_bytes(needed)} of which {format_bytes(free)} are free"

@@ -25,6 +25,14 @@ class UnlikeError(RunError):
     """A plan would train something else than the plain loop does."""
 
 
+class NoPlanError(JobError):
+    """No plan trains a job, as was found of it, and one is required; replicas without one would."""
+
+    def __init__(self, message: str, found: "Examined", *, hint: str) -> None:
+        super().__init__(message, hint=hint)
+        self.found = found
+
+
 class CheckOptions(NamedTuple):
     """How to treat a job that cannot be trained by a plan as its author wrote it.
 
@@ -73,7 +81,7 @@ def examined(job: Job, text: str, care: CheckOptions, listener: Listener) -> "Ex
     elif found.no_plan:
         if care.strict:
             hint = f"{found.mend}, or leave --strict out"
-            raise JobError(f"no plan can be made: {found.no_plan}", hint=hint)
+            raise NoPlanError(f"no plan can be made: {found.no_plan}", found, hint=hint)
         listener.say(f"no plan can be made: {found.no_plan}")
         listener.say("training it eagerly with plain data parallelism instead")
     return found
@@ -137,6 +145,7 @@ def proved(
     prove:    compares the steps of these numbers; called at most once.
     Raises:   RunError: they differ, and that is not wanted.
     """
+    from penstock.graph.waiting import waits, why_waits
     from penstock.training.proof import Proof
     from penstock.training.prove import lacks_memory, steps_to_prove
     from penstock.training.store import keep, kept, key_of
@@ -150,6 +159,8 @@ def proved(
         return _told(f"{before}, as was found before", listener)
     if short := lacks_memory(planned):
         return _told(f"left out: {short}", listener)
+    if waits(planned.captured.model):
+        listener.say(f"the plain loop: {why_waits(planned.captured.model)}")
     with listener.busy("comparing two steps with the plain loop"):
         proof = prove(steps_to_prove(steps.start, steps.stop))
     if not proof.problem:
