@@ -54,11 +54,13 @@ def test_stages_send_over_nccl_as_the_plain_loop_computes(tmp_path: Path) -> Non
         assert last["pageable"] == 0
 
 
-def test_model_without_a_trace_trains_on_one_gpu(tmp_path: Path) -> None:
+def test_model_without_a_trace_trains_as_a_replica_on_each_gpu(tmp_path: Path) -> None:
     arguments = ["train", f"{JOBS}:untraceable", "--steps", "2", "--out", "run"]
-    seen = rehearse(arguments, tmp_path)
+    seen = rehearse(arguments, tmp_path, gpus=2)
     assert seen.code == 0, seen.text
-    assert "training it eagerly" in seen.text
+    assert "training 2 replicas without a plan" in seen.text
+    assert "equal to the plain loop" in seen.text
+    assert "copies equal" in seen.text
     assert seen.races == []
 
 

@@ -1,5 +1,6 @@
 """Started: ranks that a command starts itself, here commands that load nothing."""
 
+import json
 import os
 import signal
 import sys
@@ -53,7 +54,7 @@ def test_each_rank_is_told_its_number_and_how_many_there_are(monkeypatch, tmp_pa
             file.write(" ".join(os.environ[name] for name in names))
         """,
     )
-    assert start_ranks(2) == (0, "")
+    assert start_ranks(2)[:2] == (0, "")
     assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == [
         "0 0 2 2 127.0.0.1",
         "1 1 2 2 127.0.0.1",
@@ -62,20 +63,20 @@ def test_each_rank_is_told_its_number_and_how_many_there_are(monkeypatch, tmp_pa
 
 def test_error_that_the_first_rank_does_not_tell_is_told(monkeypatch, capfd) -> None:
     command(monkeypatch, "if rank: sys.exit('error: of rank 1')")
-    assert start_ranks(2) == (1, "")
+    assert start_ranks(2)[:2] == (1, "")
     assert "error: of rank 1" in capfd.readouterr().err
 
 
 def test_only_the_first_rank_tells_what_it_has_failed_with(monkeypatch, capfd) -> None:
     command(monkeypatch, "sys.exit(f'error: of rank {rank}')")
-    assert start_ranks(2) == (1, "")
+    assert start_ranks(2)[:2] == (1, "")
     assert capfd.readouterr().err.count("error: of rank") == 1
 
 
 def test_rank_that_is_left_after_a_failure_is_ended(monkeypatch) -> None:
     monkeypatch.setattr(started, "_GRACE_S", 0.1)
     command(monkeypatch, "if rank: time.sleep(600)\nsys.exit(3)")
-    assert start_ranks(2) == (3, "")
+    assert start_ranks(2)[:2] == (3, "")
 
 
 def test_signal_to_the_command_goes_to_each_rank(monkeypatch) -> None:
@@ -93,14 +94,32 @@ def test_signal_to_the_command_goes_to_each_rank(monkeypatch) -> None:
 
 
 def test_rank_tells_who_started_it_why_no_plan_can_be_made(monkeypatch) -> None:
-    reason = f"open(os.environ['PENSTOCK_UNPLANNED'], 'w').write('why'); sys.exit({UNPLANNED})"
-    command(monkeypatch, f"if not rank: {reason}")
-    assert start_ranks(2) == (UNPLANNED, "why")
+    reason = f"""
+    place = open(os.environ['PENSTOCK_UNPLANNED'], 'w')
+    place.write('["why", 2]'); place.close(); sys.exit({UNPLANNED})
+    """
+    command(monkeypatch, f"if rank: sys.exit(0)\n{textwrap.dedent(reason)}")
+    assert start_ranks(2) == (UNPLANNED, "why", 2)
+
+
+def test_replicas_know_that_they_are_some(monkeypatch) -> None:
+    command(monkeypatch, "sys.exit(3 if 'PENSTOCK_EAGERLY' in os.environ else 4)")
+    assert start_ranks(2, eagerly=True).code == 3
+    assert start_ranks(2).code == 4
+
+
+def test_ranks_of_an_elastic_run_end_as_those_that_were_not_killed(monkeypatch) -> None:
+    monkeypatch.setattr(started, "_GRACE_S", 0.0)
+    command(monkeypatch, "if not rank: os.kill(os.getpid(), 9)\ntime.sleep(0.2)")
+    assert start_ranks(2, elastically=True).code == 0
 
 
 def test_rank_that_torchrun_started_is_refused_in_its_own_words(monkeypatch, tmp_path) -> None:
     problem = GraphError("the model cannot be traced")
     assert started.unplanned(problem) is None
     monkeypatch.setenv("PENSTOCK_UNPLANNED", str(tmp_path / "reason"))
-    assert isinstance(started.unplanned(problem), UnplannedError)
-    assert (tmp_path / "reason").read_text() == "the model cannot be traced"
+    for rank in ("1", "0"):
+        monkeypatch.setenv("RANK", rank)
+        assert not (tmp_path / "reason").exists()  # the first rank alone says it
+        assert isinstance(started.unplanned(problem, 3), UnplannedError)
+    assert json.loads((tmp_path / "reason").read_text()) == ["the model cannot be traced", 3]

@@ -92,12 +92,15 @@ def train(  # long: the flags of the command  # noqa: PLR0913
     from penstock.training.started import UNPLANNED, ranks_to_start, start_ranks
     from penstock.training.train import train as train_job
 
-    alone = eager or until_loss is not None
+    alone = until_loss is not None
     if (count := ranks_to_start(ranks, plan, cluster, alone=alone)) > 1:
-        code, why = start_ranks(count)
-        if code != UNPLANNED:
-            raise typer.Exit(code)
-        face.say(f"{why}\nno plan can be made: training it on one device instead")
+        ended = start_ranks(count, elastically=elastic)
+        if ended.code == UNPLANNED and (replicas := ended.replicas) > 1:
+            face.say(f"{ended.why}\ntraining {replicas} replicas without a plan instead")
+            ended = start_ranks(replicas, eagerly=True)
+        if ended.code != UNPLANNED:
+            raise typer.Exit(ended.code)
+        face.say(f"{ended.why}\nno plan can be made: training it on one device instead")
         ranks = 1
     with face.only_results(), _as_rank():
         trained = train_job(

@@ -71,13 +71,14 @@ from penstock.training.phases import PHASES
 from penstock.training.prepare import machines, traced
 from penstock.training.replan import Replanner, SearchBasis
 from penstock.training.replans import replanned, replans_in, words_of
+from penstock.training.replicas import run_eagerly
 from penstock.training.results import Trained, explained, finished, lines, resumption
 from penstock.training.settle import (
     Checked,
     CheckOptions,
+    NoPlanError,
     bounded,
     examined,
-    in_one_process,
     proved,
     proved_eager,
 )
@@ -144,6 +145,7 @@ class Session:
     untraced: why there is no trace.
     begun_s:  processor time that its process had taken when it began.
     facts:    what it begins with, for those who go on with it, or join.
+    found:    what the job is found to be, under torchrun, on rank 0.
     """
 
     job: Job
@@ -175,6 +177,7 @@ class Session:
     untraced: str = ""
     begun_s: float = field(default_factory=used_s)
     facts: same.RunFacts | None = None
+    found: "Examined | None" = None
 
     @property
     def listener(self) -> Listener:
@@ -285,7 +288,11 @@ class Session:
         check_replaced(Loaded(self.author, self.job), self.fixed.rules, self.listener)
         check_validation(self.job, self.key, self.listener)
         care = self.care._replace(strict=self.is_strict())
-        found = examined(self.job, self.key, care, self.listener)
+        try:
+            found = examined(self.job, self.key, care, self.listener)
+        except NoPlanError as problem:
+            self.found = problem.found
+            raise
         self._check_resumed(found, checkpoint)
         return found
 
@@ -662,7 +669,7 @@ class Session:
                 return None
             self.clear(first_step, checkpoint)
             with audited_run.audited_by_plan(self, choice, board, first_step):
-                outcome = self._run(run, ranks, choice, first_step, launch)
+                outcome = self.run_steps(run, ranks, choice, first_step, launch)
             audited_run.check(self, first_step, checkpoint)
             if outcome is None:
                 raise Stopped(board.asked(), self.resumption())
@@ -783,7 +790,7 @@ class Session:
         """Return the windows of all steps that are left."""
         return windows_from(self.task_terms(choice.plan), choice, first_step)
 
-    def _run(
+    def run_steps(
         self,
         work: "Work",
         ranks: int,
@@ -867,41 +874,14 @@ class Session:
     def _train_eagerly(
         self, first_step: int, checkpoint: Path | None, found: "Examined"
     ) -> Trained:
-        from penstock.runtime.eager import EagerTask, work_eagerly
         from penstock.runtime.launch import local_launcher
-        from penstock.runtime.saver import SavePolicy
 
         most = self.fixed.ranks or Cluster.here().num_ranks
         about = self.job, found, most, range(first_step, self.num_steps), checkpoint
         ranks, self.checked = proved_eager(*about, self.care, self.listener)
-        job = in_one_process(self.job) if found.one_process else self.job
-        with stopping(None) as board:
-            self.heed(board)
-            task = EagerTask(
-                job,
-                first_step,
-                self.num_steps - first_step,
-                self.folder / "checkpoints",
-                self.every.steps,
-                checkpoint,
-                laws=found.laws,
-                validate_every=self.job.validate_every or 0,
-                every_s=self.every.seconds,
-                board=board,
-                policy=SavePolicy(self.keep, self.every.mtbf_s),
-                audits=None if ranks == 1 else audited_run.audits_of(self, None),
-                forgets=self.care.forget,
-            )
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self.clear(first_step, checkpoint)
-            for name in ("plan.json", "predicted.trace.json"):  # of an older run that had a plan
-                (self.folder / name).unlink(missing_ok=True)
-            run = partial(work_eagerly, task)
-            with audited_run.eagerly_audited(self, ranks, board, first_step):
-                outcome = self._run(run, ranks, None, first_step, local_launcher(ranks))
-            audited_run.check(self, first_step, checkpoint)
-            if outcome is None:
-                raise Stopped(board.asked(), self.resumption())
+        begin = first_step, checkpoint
+        outcome = run_eagerly(self, found, ranks, begin, local_launcher(ranks))
+        assert outcome is not None, "this process leads"
         return self.finished(outcome, None)
 
 

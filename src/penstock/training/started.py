@@ -2,19 +2,21 @@
 
 What has looked at an accelerator has no forks that can use it, so each rank is the same command
 begun anew, with what torchrun would tell it in its environment.  What no plan can train as its
-author wrote it is trained by the process that has started them, on one device.
+author wrote it is trained by other ranks, each with a replica, or by the process that has started
+them, on one device.
 """
 
+import json
 import os
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from penstock.cluster.cluster import Cluster
 from penstock.device import all_here, here
@@ -26,6 +28,7 @@ from penstock.training.stop import handed_on
 
 UNPLANNED = 75  # how a rank exits that has found that no plan can train the job
 _REASON = "PENSTOCK_UNPLANNED"  # the file to which it writes why
+_EAGERLY = "PENSTOCK_EAGERLY"  # is there in ranks that are replicas without a plan
 _LOOK_S, _GRACE_S = 0.05, 30.0
 
 
@@ -48,11 +51,25 @@ def ranks_to_start(
     return count if count <= most else 1  # which says that there are not so many
 
 
-def start_ranks(count: int) -> tuple[int, str]:
-    """Run this process's command as so many ranks; return the exit code of the first, and what is
-    wrong with a plan, if it is that.
+class RanksEnded(NamedTuple):
+    """How ranks have ended.
+
+    code:      of the first one's exit.
+    why:       what is wrong with a plan, if it is that; and of how many `replicas` without one
+               the job can be trained.
+    """
+
+    code: int
+    why: str = ""
+    replicas: int = 1
+
+
+def start_ranks(count: int, *, eagerly: bool = False, elastically: bool = False) -> RanksEnded:
+    """Run this process's command as so many ranks; return how they ended.
 
     A signal goes to all of them; whoever is left a while after the first failure is killed.
+    eagerly:  whether they are replicas without a plan.
+    elastically:  whether the others go on where one is lost: it ends as one that has not died.
     """
     with tempfile.TemporaryDirectory(prefix="penstock-") as name:
         folder = Path(name)
@@ -62,45 +79,56 @@ def start_ranks(count: int) -> tuple[int, str]:
         try:
             for rank, path in enumerate(said):
                 with path.open("wb") as file:
-                    processes.append(_begun(rank, count, place, folder / "reason", file))
+                    own = {_REASON: str(folder / "reason"), **({_EAGERLY: "1"} if eagerly else {})}
+                    processes.append(_begun(rank, count, place, own, file))
             with handed_on([process.pid for process in processes]):
-                _wait(processes)
+                _wait(processes, grace_s=float("inf") if elastically else _GRACE_S)
         finally:
             for process in processes:
                 process.kill()
                 process.wait()
         codes = [process.returncode for process in processes]
+        if elastically:
+            codes = [code for code in codes if code >= 0] or codes  # of those that were not killed
         first = codes[0]
         if first == UNPLANNED:
-            return first, (folder / "reason").read_text()
+            return RanksEnded(first, *json.loads((folder / "reason").read_text()))
         failed = next((rank for rank, code in enumerate(codes) if code), 0)
         if failed and (not first or first < 0):  # rank 0 did not say why
             sys.stderr.write(said[failed].read_text(errors="replace"))
             first = codes[failed]
-        return (128 - first if first < 0 else first), ""
+        return RanksEnded(128 - first if first < 0 else first)
 
 
 class UnplannedError(RunError):
     """No plan can train the job, and who has started this rank goes on without one."""
 
 
-def unplanned(problem: PenstockError) -> UnplannedError | None:
-    """Return what ends this rank where no plan can train the job, if `start_ranks` began it."""
+def are_replicas() -> bool:
+    """Return whether this rank was started as a replica without a plan."""
+    return _EAGERLY in os.environ
+
+
+def unplanned(problem: PenstockError, replicas: int = 1) -> UnplannedError | None:
+    """Return what ends this rank where no plan can train the job, if `start_ranks` began it.
+
+    replicas:  of how many without a plan it can be trained.
+    """
     place = os.environ.get(_REASON)
     if place is None:
         return None
-    Path(place).write_text(problem.message)
+    if os.environ["RANK"] == "0":
+        Path(place).write_text(json.dumps([problem.message, replicas]))
     return UnplannedError(problem.message, hint=problem.hint)
 
 
 def _begun(
-    rank: int, count: int, port: str, reason: Path, said: IO[bytes]
+    rank: int, count: int, port: str, more: Mapping[str, str], said: IO[bytes]
 ) -> "subprocess.Popen[bytes]":
     """Return a rank; what another than the first says is read only if that says nothing."""
     own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
     named = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "penstock"}
-    environment = {**os.environ, **named, **{key: str(value) for key, value in own.items()}}
-    environment[_REASON] = str(reason)
+    environment = {**os.environ, **named, **{key: str(value) for key, value in own.items()}, **more}
     return subprocess.Popen(
         [sys.executable, *sys.orig_argv[1:]],
         env=environment,
@@ -112,12 +140,12 @@ def _begun(
     )
 
 
-def _wait(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
+def _wait(processes: Sequence["subprocess.Popen[bytes]"], *, grace_s: float) -> None:
     """Return once all have ended, or a while after one has failed."""
     until = float("inf")
     while any(process.poll() is None for process in processes) and time.monotonic() < until:
         if until == float("inf") and any(process.returncode for process in processes):
-            until = time.monotonic() + _GRACE_S
+            until = time.monotonic() + grace_s
         time.sleep(_LOOK_S)
 
 

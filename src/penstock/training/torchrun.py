@@ -36,8 +36,9 @@ from penstock.training.lock import locked
 from penstock.training.outset import noticing
 from penstock.training.prepare import joined_step, measured_as, traced
 from penstock.training.replan import SearchBasis
+from penstock.training.replicas import train_replicas
 from penstock.training.settle import UnlikeError
-from penstock.training.started import unplanned
+from penstock.training.started import are_replicas, unplanned
 from penstock.typed import typed
 
 if TYPE_CHECKING:
@@ -71,18 +72,18 @@ def train_under_torchrun(make: "Callable[[], Session]") -> "Trained | None":
     from penstock.runtime.launch import torchrun_store
     from penstock.training.rendezvous import Rendezvous
 
-    rendezvous = Rendezvous(torchrun_store())
+    rendezvous, session = Rendezvous(torchrun_store()), None
     is_open = False  # whether what no plan trains may be trained otherwise
     try:
         session = make()
         is_open = not session.is_strict()
         rendezvous.begin(session.listener)
         if rendezvous.rank:
-            return _train(session, rendezvous)
+            return _trained(session, rendezvous)
         with locked(session.folder), session.mirrored():
-            return _train(session, rendezvous)
+            return _trained(session, rendezvous)
     except (GraphError, JobError, UnlikeError) as problem:
-        if is_open and (ends := unplanned(problem)) is not None:
+        if is_open and (ends := unplanned(problem, _replicas(session, rendezvous))) is not None:
             if rendezvous.rank == 0:  # another one finds that, too, and by itself
                 rendezvous.fail(ends)
             raise ends from problem
@@ -93,6 +94,15 @@ def train_under_torchrun(make: "Callable[[], Session]") -> "Trained | None":
         raise
     finally:
         rendezvous.leave()
+
+
+def _trained(session: "Session", rendezvous: "Rendezvous") -> "Trained | None":
+    """Train by a plan, or as replicas without one."""
+    if not (session.care.eager or are_replicas()):
+        return _train(session, rendezvous)
+    launch = partial(_launch, rendezvous=rendezvous, plan_rank=rendezvous.rank)
+    launch = partial(launch, micro_batches=session.job.micro_batches)
+    return train_replicas(session, rendezvous, launch)
 
 
 def _train(session: "Session", rendezvous: "Rendezvous") -> "Trained | None":
@@ -106,9 +116,11 @@ def _train(session: "Session", rendezvous: "Rendezvous") -> "Trained | None":
     agree(rendezvous, "the start", start_facts(session.job, session.asked()))
     first_step, checkpoint = session.start()
     _check_start(rendezvous, first_step, session.folder)
-    found = session.examine(checkpoint) if rank == 0 else None
+    session.found = found = session.examine(checkpoint) if rank == 0 else None
     _check_ranks(session.given_plan, world)
     captured = _traced_alike(session, rendezvous, first_step)
+    if found is not None and found.failed:
+        raise JobError(found.failed, hint="does it run without Penstock?")
     session.fixed = replace(session.fixed, ranks=world)
     cluster = session.there.cluster or _found(rendezvous, session.listener)
     if found is not None:
@@ -132,6 +144,16 @@ def _train(session: "Session", rendezvous: "Rendezvous") -> "Trained | None":
         _of_run(launch, session, first_step),
     )
     return session.train(choice, first_step, checkpoint, launch, board=board, leader=rank == 0)
+
+
+def _replicas(session: "Session | None", rendezvous: "Rendezvous") -> int:
+    """Return of how many replicas without a plan a job can be trained, as rank 0 has found it."""
+    from penstock.runtime.eager import replicas_of
+
+    found = None if session is None else session.found
+    if session is None or found is None or found.one_process:
+        return 1
+    return replicas_of(session.job, rendezvous.num_ranks, found.laws)
 
 
 def _members(cluster: Cluster | None, plan: Plan, world: int) -> tuple[int, ...]:

@@ -1,0 +1,203 @@
+"""Replicas: a job that has no plan, trained by plain data parallelism on ranks.
+
+They are processes of this host, or such that torchrun, or `penstock train` itself, has started: on
+accelerators there are no others.
+"""
+
+import json
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.errors import RunError
+from penstock.training import audited_run
+from penstock.training.agree import agree, start_facts
+from penstock.training.eager_memory import check_memory
+from penstock.training.settle import NO_CHECK, in_one_process
+from penstock.training.started import unplanned
+from penstock.training.stop import Stopped, stopping
+from penstock.typed import typed
+
+if TYPE_CHECKING:
+    from penstock.runtime.control import Board
+    from penstock.runtime.eager import EagerTask
+    from penstock.runtime.rank import StepResult
+    from penstock.runtime.run import Outcome
+    from penstock.training.examine import Examined
+    from penstock.training.rendezvous import Rendezvous
+    from penstock.training.results import Trained
+    from penstock.training.session import Launch, Session
+
+_FOUND, _PROVED = "penstock/found", "penstock/replicas proved"
+
+
+def train_replicas(
+    session: "Session", rendezvous: "Rendezvous", launch: "Launch"
+) -> "Trained | None":
+    """Train as the replica that this rank of a torchrun job is; return what rank 0 returns.
+
+    launch:   runs ranks of the job.
+    Raises:   RunError: replicas train something else, or not so many do, and whoever has started
+              them is not told so.  PlanError: a replica has no room.
+    """
+    from penstock.runtime.control import StoreBoard
+    from penstock.runtime.launch import under
+    from penstock.training.alike import agree_on_data
+
+    count = rendezvous.num_ranks
+    agree(rendezvous, "the start", start_facts(session.job, session.asked()))
+    begin = session.start()
+    agree(rendezvous, "the first step", {"first step": str(begin[0])})
+    found = _examined(session, rendezvous, begin[1])
+    why = session.untraced or found.no_plan or "it is trained eagerly"
+    check_memory(session.job, session.fixed.memory, count, why)
+    if session.care.check:
+        agree_on_data(rendezvous, session.author, begin[0] * session.author.micro_batches)
+        session.checked = _proved(session, rendezvous, found, begin, launch)
+    else:
+        session.checked = NO_CHECK
+    board, steps = StoreBoard(under(rendezvous.store, "board")), range(begin[0], session.num_steps)
+    own = partial(launch, steps=steps, awaits=session.awaits)
+    leads = rendezvous.rank == 0
+    outcome = run_eagerly(session, found, count, begin, own, board=board, leads=leads)
+    return None if outcome is None else session.finished(outcome, None)
+
+
+def _examined(session: "Session", rendezvous: "Rendezvous", checkpoint: Path | None) -> "Examined":
+    """Return what rank 0 has found of the job, on every rank.
+
+    Raises:   RunError: not so many replicas train it.
+    """
+    from penstock.runtime.eager import replicas_of
+    from penstock.training.examine import Examined
+
+    if rendezvous.rank == 0:
+        found = session.examine(checkpoint)
+        rendezvous.put(_FOUND, json.dumps(found.to_json()))
+        session.set_aside()
+        session.tell(None)
+        session.compare(found, None, checkpoint)
+    else:
+        found = typed(Examined, json.loads(rendezvous.take(_FOUND)))
+    count = rendezvous.num_ranks
+    most = 1 if found.one_process else replicas_of(session.job, count, found.laws)
+    if most < count:
+        message = (
+            f"{count} ranks are there, and {most} share the job's micro-batches without a plan"
+        )
+        raise _ends(session, RunError(found.one_process or message, hint=f"start {most}"), most)
+    return found.settled(None)
+
+
+def _proved(
+    session: "Session",
+    rendezvous: "Rendezvous",
+    found: "Examined",
+    begin: tuple[int, Path | None],
+    launch: "Launch",
+) -> str:
+    """Compare the first steps with the plain loop, which rank 0 runs; return how that was.
+
+    Raises:   RunError: they differ.
+    """
+    from penstock.training.judge import Case
+    from penstock.training.prove import (
+        apart_judged,
+        owners_of_replicas,
+        run_replicas,
+        steps_to_prove,
+    )
+
+    count, folder = rendezvous.num_ranks, session.folder / ".proof"
+    steps = steps_to_prove(begin[0], session.num_steps)
+    case = Case(session.job, steps, begin[1], owners=owners_of_replicas(session.job, count))
+    own = partial(launch, steps=steps, name="proof")
+    if rendezvous.rank != 0:
+        run_replicas(case, count, folder, found.laws, own)
+        words, problem = json.loads(rendezvous.take(_PROVED))
+    else:
+        with session.listener.busy("comparing two steps with the plain loop"):
+            try:
+                run_replicas(case, count, folder, found.laws, own)
+                proof = apart_judged(case, folder)
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+        words, problem = str(proof), proof.problem
+        rendezvous.put(_PROVED, json.dumps([words, problem]))
+        session.listener.say(words)
+    if problem:
+        raise _ends(session, RunError(f"{count} replicas would train something else: {words}"))
+    return words
+
+
+def _ends(session: "Session", problem: RunError, most: int = 1) -> RunError:
+    """Return what ends this rank; whoever has started it may go on with at most so many."""
+    return (None if session.care.strict else unplanned(problem, most)) or problem
+
+
+def run_eagerly(  # noqa: PLR0913 - a run, and where it is
+    session: "Session",
+    found: "Examined",
+    ranks: int,
+    begin: tuple[int, Path | None],
+    launch: "Launch",
+    *,
+    board: "Board | None" = None,
+    leads: bool = True,
+) -> "Outcome | None":
+    """Train as so many replicas; return what that gave, where this process leads.
+
+    board:    what the ranks see; None: they are threads or children of this process.
+    Raises:   Stopped: a signal ended it.  DiffersError: an audit has found a difference.
+    """
+    from penstock.runtime.eager import work_eagerly
+
+    with stopping(board, tells=leads) as board:
+        session.heed(board)
+        run = partial(work_eagerly, _task(session, found, ranks, begin, board))
+        if not leads:
+            launch(run, ranks, _unheard)
+            return None
+        session.folder.mkdir(parents=True, exist_ok=True)
+        session.clear(*begin)
+        for name in ("plan.json", "predicted.trace.json"):  # of an older run that had a plan
+            (session.folder / name).unlink(missing_ok=True)
+        with audited_run.eagerly_audited(session, ranks, board, begin[0]):
+            outcome = session.run_steps(run, ranks, None, begin[0], launch)
+        audited_run.check(session, *begin)
+        if outcome is None:
+            raise Stopped(board.asked(), session.resumption())
+    return outcome
+
+
+def _task(
+    session: "Session",
+    found: "Examined",
+    ranks: int,
+    begin: tuple[int, Path | None],
+    board: "Board",
+) -> "EagerTask":
+    from penstock.runtime.eager import EagerTask
+    from penstock.runtime.saver import SavePolicy
+
+    first_step, checkpoint = begin
+    return EagerTask(
+        in_one_process(session.job) if found.one_process else session.job,
+        first_step,
+        session.num_steps - first_step,
+        session.folder / "checkpoints",
+        session.every.steps,
+        checkpoint,
+        laws=found.laws,
+        validate_every=session.job.validate_every or 0,
+        every_s=session.every.seconds,
+        board=board,
+        policy=SavePolicy(session.keep, session.every.mtbf_s),
+        audits=None if ranks == 1 else audited_run.audits_of(session, None),
+        forgets=session.care.forget,
+    )
+
+
+def _unheard(step: "StepResult") -> None:
+    """Let a report pass: another rank listens."""
