@@ -78,10 +78,10 @@ def in_bf16() -> ps.Job:
 
 
 def deadly_data(start: int):
-    """Kill rank 1 once in step 3 of an elastic run that is under way."""
+    """Kill rank 1 in step 3 of an elastic run that is under way."""
     for number, batch in enumerate(data(start), start):
         is_there = Path("run/elastic.json").exists() and os.environ.get("LOCAL_RANK") == "1"
-        if is_there and number == 9:
+        if is_there and number >= 8:
             os.kill(os.getpid(), signal.SIGKILL)
         yield batch
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, Protocol, final
 
 import torch
 
@@ -281,7 +281,27 @@ def _child(start: Start, scribe: Scribe, place: _Fork) -> None:
     os._exit(0)  # not the parent's exit handlers
 
 
-def live(mesh: Mesh, start: Start, where: Places, scribe: Scribe, parent: "_Parent") -> None:
+class Starter(Protocol):
+    """Whoever has begun a member, as it sees that."""
+
+    def report(self, step: StepResult) -> None:
+        """Take a step, or a validation."""
+        ...
+
+    def say(self, words: str) -> None:
+        """Take words for people."""
+        ...
+
+    def finish(self) -> None:
+        """Learn that the run is over."""
+        ...
+
+    def fail(self, message: str, hint: str) -> None:
+        """Learn that the job fails."""
+        ...
+
+
+def live(mesh: Mesh, start: Start, where: Places, scribe: Scribe, parent: Starter) -> None:
     """Live as one member in a process of its own, and say how it ended."""
 
     def report(step: StepResult) -> None:

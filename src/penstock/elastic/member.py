@@ -9,6 +9,7 @@
 A process that has been started keeps all that it has loaded, traced and lowered.
 """
 
+import gc
 import json
 import math
 import threading
@@ -23,6 +24,7 @@ from typing import NamedTuple, Protocol, final
 import msgspec
 from torch import Tensor
 
+from penstock.device import here
 from penstock.elastic.guard import Guard
 from penstock.elastic.mesh import SILENT_S, Mesh
 from penstock.elastic.moving import held_row, move, moves_to
@@ -35,6 +37,7 @@ from penstock.errors import PenstockError, RunError
 from penstock.heap import keep_freed_memory
 from penstock.program.program import Program
 from penstock.runtime import checkpoint, worker
+from penstock.runtime.aside import set_aside
 from penstock.runtime.calls import Bound, StepResult
 from penstock.runtime.checkpoint import Checkpoint
 from penstock.runtime.control import Control
@@ -332,7 +335,7 @@ class RunMember:
         everyone = tuple(range(transport.num_ranks))  # all have what they need when this is over
         came = sum(map(int, transport.all_gather_bytes(str(came + more).encode(), everyone)))
         self._guard = guard  # whose ward has written all that it begins with
-        self._hold(rank, view.step)
+        self._settle_in(rank, view.step)
         self.mesh.forget(view.generation)
         left, attempt = range(view.step, self.pilot.last_step), f"-{view.generation}"
         steps = GenerationSteps(rank, task, vote, bound, left, attempt)
@@ -427,6 +430,13 @@ class RunMember:
             message = f"members {view.members} make different programs of one plan: {facts}"
             raise RunError(message, hint="have all of them the same job file and packages?")
         return [frozenset(row[1]) for row in told]
+
+    def _settle_in(self, rank: Rank, step: int) -> None:
+        """Hold what a rank has after so many steps alone, and nothing of the last generation."""
+        self._hold(rank, step)
+        set_aside(rank)
+        if not here().is_cpu:
+            gc.collect()
 
     def _hold(self, rank: Rank, step: int, *, keep: bool = False) -> None:
         """Note what this member can give to others after so many steps.

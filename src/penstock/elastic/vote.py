@@ -9,11 +9,15 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast, final
 
 import torch
+from torch import Tensor
 
+from penstock.device import of
 from penstock.graph.trace import is_output
 from penstock.program.program import Reduce
 from penstock.runtime.calls import StepResult
+from penstock.runtime.look import SeenBeside, look
 from penstock.runtime.rank import Rank
+from penstock.runtime.transport import TransportError
 
 
 class Wishes(NamedTuple):
@@ -62,11 +66,10 @@ class Vote:
         """
         rank, step = self.rank, self.rank.progress.first_step + reduce.step
         rank.join_buffers(step + 1)
-        word = self._word(reduce.step)
+        word, count_of = self._word(reduce.step), rank.transport.num_ranks
         if len(reduce.ranks) > 1:
             rank.transport.all_reduce(word, reduce.ranks)
-        heard = cast(list[float], word.tolist())  # pyright: ignore[reportUnknownMemberType]
-        count_of = rank.transport.num_ranks
+        heard = self._heard(word, reduce)
         self.factors, heard = tuple(heard[:count_of]), heard[count_of:]
         asked, (count, loss, *figures) = heard[: len(Wishes())], heard[len(Wishes()) :]
         self.passed, self.asked = step, Wishes.of_all(asked, count_of)
@@ -83,10 +86,48 @@ class Vote:
         progress, transport = self.rank.progress, self.rank.transport
         slow = [0.0] * transport.num_ranks
         slow[transport.rank] = self.slow()
-        losses = [float(part) for part in progress.losses.get(step, ())]
-        rows = progress.figures.get(step, ())
+        rows, found = progress.figures.get(step, ()), progress.losses.get(step, ())
+        if of(self.rank.device).is_queued:
+            return self._queued_word([*slow, *self.wishes(), len(found)], found, rows)
+        losses = [float(part) for part in found]
         none = [0.0] * len(self._names)
         whole = torch.stack([*rows]).double().sum(0).tolist() if rows else none  # pyright: ignore
         sums = cast(list[float], whole)
         word = [*slow, *self.wishes(), len(losses), sum(losses), *sums]
         return torch.tensor(word, dtype=torch.float64)
+
+    def _heard(self, word: Tensor, reduce: Reduce) -> list[float]:
+        """Return what all ranks have said.
+
+        On a device that queues once the sum has run; norm and losses of the step are seen with it.
+        Raises:   TransportError: it was stopped, and nobody knows what there is instead.
+        """
+        rank = self.rank
+        if not of(rank.device).is_queued:
+            return cast(list[float], word.tolist())  # pyright: ignore[reportUnknownMemberType]
+        heard = list[float]()
+        losses = rank.progress.losses.get(reduce.step, ())
+
+        def take(numbers: list[float]) -> None:
+            count, *heard[:] = numbers
+            if count != len(reduce.ranks):
+                raise TransportError(rank.rank, "was stopped while ranks agreed on a step")
+
+        if rank.loss_scale is not None:  # its norm may overflow, of which the update asks
+            take(of(rank.device).read(word))
+        else:
+            look(rank, reduce.step, losses, beside=SeenBeside(word, take))
+        return heard
+
+    def _queued_word(
+        self, known: Sequence[float], losses: Sequence[Tensor], rows: Sequence[Tensor]
+    ) -> Tensor:
+        """Return the word on a device that queues, for whose numbers the host does not wait yet."""
+        device = of(self.rank.device)
+        sums = torch.zeros(1 + len(self._names), dtype=torch.float64, device=device.place)
+        if losses:
+            sums[0] = torch.stack([loss.reshape(()) for loss in losses]).double().sum()
+        if rows:
+            sums[1:] = torch.stack([*rows]).double().sum(0)
+        head = torch.tensor([1.0, *known], dtype=torch.float64)  # the first counts the ranks
+        return torch.cat([device.taken(head), sums])

@@ -180,7 +180,7 @@ class _Lender(TorchFunctionMode):
     # -- what autograd keeps ----------------------------------------------------------------------
 
     def keep(self, tensor: Tensor) -> object:
-        """Return what stands for a tensor until the backward pass."""
+        """Return a stand-in for a tensor until the backward pass."""
         if tensor.device != self.place or tensor.layout != torch.strided:
             return tensor
         if (waiting := self.now.get(_storage(tensor))) is not None:
@@ -207,7 +207,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _writes(tensor: Tensor) -> int:
-    """Return how often a tensor was written into."""
+    """Return the number of times that a tensor was written into."""
     return tensor._version  # pyright: ignore[reportPrivateUsage]
 
 

@@ -55,7 +55,7 @@ def costs_by_kind(
 
 
 def _form(node: fx.Node) -> Any:
-    """Return what an op sees of an argument but its values, as what prints alike."""
+    """Return all that an op sees of an argument but its values, as text that compares."""
     return _forms(node.meta.get("val"))
 
 

@@ -442,7 +442,7 @@ def far_costs(size_bytes: int, *, evicts: bool = False) -> dict[str, float]:
 
 
 def _room_bytes() -> int:
-    """Return how much of its memory an accelerator has for what is only measured."""
+    """Return the bytes of its memory that an accelerator has for what is only measured."""
     device = here()
     return _FAR_BYTES if device.is_cpu else device.usable_bytes // COPIES
 

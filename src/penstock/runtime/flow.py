@@ -138,7 +138,9 @@ class Dependencies(_compat.DispatchMode):
         if key not in self._depends:
             if not names:
                 return
-            is_plain = tensor.layout == torch.strided  # its memory need not be kept, nor that tensor
+            is_plain = (
+                tensor.layout == torch.strided
+            )  # its memory need not be kept, nor that tensor
             self._held.append(StorageWeakRef(tensor.untyped_storage()) if is_plain else tensor)
         self._depends[key] = names
 

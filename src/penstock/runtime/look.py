@@ -7,7 +7,7 @@ is all seen with whether gradients overflow, which the update has to know.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -29,7 +29,21 @@ class UnseenNorm(NamedTuple):
     step: int
 
 
-def look(rank: "Rank", step: int, losses: Sequence[Tensor], *, flag: Tensor | None = None) -> bool:
+class SeenBeside(NamedTuple):
+    """Numbers that are seen with those of a step, and what takes them first, and may raise."""
+
+    numbers: Tensor
+    take: Callable[[list[float]], None]
+
+
+def look(
+    rank: "Rank",
+    step: int,
+    losses: Sequence[Tensor],
+    *,
+    flag: Tensor | None = None,
+    beside: SeenBeside | None = None,
+) -> bool:
     """Return whether `flag` is on; raise unless what is not seen yet of a step is finite.
 
     That is its norm, unless the flag is on, and its losses, if any.
@@ -38,14 +52,21 @@ def look(rank: "Rank", step: int, losses: Sequence[Tensor], *, flag: Tensor | No
     """
     progress = rank.progress
     norm, progress.unseen = progress.unseen, None
-    values = [] if norm is None else [norm.total.double()]
-    values += [] if flag is None else [flag.double()]
+    losses = () if step in progress.seen_losses else losses  # they were seen before
+    values = [] if norm is None else [norm.total.double().reshape(1)]
+    values += [] if flag is None else [flag.double().reshape(1)]
     if losses:
-        values.append(torch.stack([loss.reshape(()) for loss in losses]).double().mean())
+        mean = torch.stack([loss.reshape(()) for loss in losses]).double().mean()
+        values.append(mean.reshape(1))
+    count = len(values)
+    values += [] if beside is None else [beside.numbers]
     if not values:
         return False
     device = of(rank.device)
-    seen = device.read(torch.stack(values))
+    seen = device.read(torch.cat(values))
+    if beside is not None:
+        beside.take(seen[count:])
+        del seen[count:]
     is_on = flag is not None and bool(seen[0 if norm is None else 1])
     minds = flag is None or (rank.is_guarded and not is_on)
     if norm is not None and minds and not math.isfinite(seen[0]):

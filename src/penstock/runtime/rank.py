@@ -220,7 +220,8 @@ class Rank:
     def _commit(self, reduce: Reduce) -> None:
         """Return once all ranks have come to the end of a step."""
         if len(reduce.ranks) > 1:
-            self.transport.all_reduce(torch.zeros(1, dtype=torch.float64), reduce.ranks)
+            word = torch.zeros(1, dtype=torch.float64, device=self.device)
+            self.transport.all_reduce(word, reduce.ranks)
 
     def join_buffers(self, step: int) -> None:
         """Give the buffers that copies carry their values after so many steps of the run.

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.cluster.cluster import Cluster
+from penstock.elastic.inside import run_inside
 from penstock.elastic.launch import (
     Here,
     NobodyLeftError,
     Places,
+    Report,
     Scribe,
     Start,
     run_members,
@@ -25,6 +27,7 @@ from penstock.errors import RunError
 from penstock.plan.plan import Plan
 from penstock.profile.kinds import load_profiles
 from penstock.runtime.calls import StepResult
+from penstock.runtime.child import can_fork
 from penstock.search.shapes import Fixed
 from penstock.training.addresses import RunTerms, addresses_in, write_addresses
 from penstock.training.audited_run import audited_by_plan, audits_of, with_audits
@@ -233,6 +236,11 @@ def _ended_by(session: "Session") -> Choice:
     return found
 
 
+def run_here() -> Callable[[Start, Report, Scribe, Here], bool]:
+    """Return what runs the members of this process: forks, or on an accelerator itself."""
+    return run_members if can_fork() else run_inside
+
+
 def lived(
     session: "Session",
     choice: Choice,
@@ -254,7 +262,7 @@ def lived(
     about = RunAbout(session.num_steps, samples, tokens, session.checked)
     by = partial(_ended_by, session)
     own = Chronicle(session.folder, session.job, about, by, session.goal)
-    heard = session.heard_by(micro_batches) if calls else ()
+    heard, run = session.heard_by(micro_batches) if calls else (), run_here()
     with session.listener.steps(first_step, session.num_steps, predicted) as show:
 
         def done(step: StepResult) -> None:
@@ -265,7 +273,7 @@ def lived(
         count = 0 if session.job.batch_by_ranks else micro_batches
         steps = Steps(count, done, session.awaits)
         try:
-            run_members(start, steps.add, Scribe(own.report, own.finish), here)
+            run(start, steps.add, Scribe(own.report, own.finish), here)
         except KeyboardInterrupt:
             session.tell_newest()
             raise

@@ -22,7 +22,7 @@ from penstock.errors import PenstockError, RunError
 from penstock.files import read_bytes
 from penstock.job import Job
 from penstock.plan.plan import Plan
-from penstock.runtime.child import outlive_parent
+from penstock.runtime.child import can_fork, outlive_parent
 from penstock.runtime.hosts import place_key
 from penstock.runtime.inherited import be_as_plain
 from penstock.script import as_started
@@ -163,8 +163,11 @@ def join_on_host(folder: Path, listener: Listener, job: str | None = None) -> No
     from penstock.training.on_hosts import noticing
 
     with stopping(None) as board, noticing(int(os.environ["LOCAL_WORLD_SIZE"])) as notice:
-        context = multiprocessing.get_context("fork")
         leaves = partial(_leaves, board, notice)
+        if not can_fork():
+            join_run(folder, terms=JoinTerms(job=job), listener=listener, notice=leaves)
+            return
+        context = multiprocessing.get_context("fork")
         child = context.Process(target=_joins, args=(folder, listener, leaves, job), daemon=False)
         child.start()
         child.join()

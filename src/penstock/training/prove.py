@@ -20,7 +20,7 @@ from torch import Tensor
 
 from penstock import _compat
 from penstock.cluster.machine import free_bytes
-from penstock.device import here
+from penstock.device import CPU, here
 from penstock.files import write_text
 from penstock.graph.cut import cut
 from penstock.graph.merge import merged
@@ -272,7 +272,7 @@ def _watch(weights: StageWeights, given: dict[str, Tensor]) -> None:
     """Keep in `given` what the optimizer of a stage is given at each step."""
 
     def keep(*_: object) -> None:
-        given.update({key: gradient.clone() for key, gradient in weights.told().items()})
+        given.update({k: g.to(CPU, copy=True) for k, g in weights.told().items()})
 
     if weights.optimizer is not None:
         _compat.call_first(weights.optimizer, keep)
@@ -293,7 +293,7 @@ def _work_eagerly(
     def keep(*_: object) -> None:
         for name, parameter in rank.parameters.items():
             if parameter.grad is not None:
-                given[f"gradients/{name}"] = parameter.grad.clone()
+                given[f"gradients/{name}"] = parameter.grad.to(CPU, copy=True)
 
     _compat.call_first(rank.updates.optimizer, keep)
     transport.barrier()

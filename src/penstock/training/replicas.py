@@ -8,7 +8,7 @@ import json
 import shutil
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import RunError
 from penstock.training import audited_run
@@ -58,9 +58,9 @@ def train_replicas(
     else:
         session.checked = NO_CHECK
     board, steps = StoreBoard(under(rendezvous.store, "board")), range(begin[0], session.num_steps)
-    own = partial(launch, steps=steps, awaits=session.awaits)
-    leads = rendezvous.rank == 0
-    outcome = run_eagerly(session, found, count, begin, own, board=board, leads=leads)
+    launch = partial(launch, steps=steps, awaits=session.awaits)
+    own, leads = Replicas(found, count, *begin), rendezvous.rank == 0
+    outcome = run_eagerly(session, own, launch, board=board, leads=leads)
     return None if outcome is None else session.finished(outcome, None)
 
 
@@ -136,11 +136,21 @@ def _ends(session: "Session", problem: RunError, most: int = 1) -> RunError:
     return (None if session.care.strict else unplanned(problem, most)) or problem
 
 
-def run_eagerly(  # noqa: PLR0913 - a run, and where it is
+class Replicas(NamedTuple):
+    """So many ranks that train a job without a plan, and from where on.
+
+    found:    what the job is found to be.
+    """
+
+    found: "Examined"
+    num_ranks: int
+    first_step: int
+    checkpoint: Path | None
+
+
+def run_eagerly(
     session: "Session",
-    found: "Examined",
-    ranks: int,
-    begin: tuple[int, Path | None],
+    own: Replicas,
     launch: "Launch",
     *,
     board: "Board | None" = None,
@@ -155,46 +165,39 @@ def run_eagerly(  # noqa: PLR0913 - a run, and where it is
 
     with stopping(board, tells=leads) as board:
         session.heed(board)
-        run = partial(work_eagerly, _task(session, found, ranks, begin, board))
+        run = partial(work_eagerly, _task(session, own, board))
         if not leads:
-            launch(run, ranks, _unheard)
+            launch(run, own.num_ranks, _unheard)
             return None
         session.folder.mkdir(parents=True, exist_ok=True)
-        session.clear(*begin)
+        session.clear(own.first_step, own.checkpoint)
         for name in ("plan.json", "predicted.trace.json"):  # of an older run that had a plan
             (session.folder / name).unlink(missing_ok=True)
-        with audited_run.eagerly_audited(session, ranks, board, begin[0]):
-            outcome = session.run_steps(run, ranks, None, begin[0], launch)
-        audited_run.check(session, *begin)
+        with audited_run.eagerly_audited(session, own.num_ranks, board, own.first_step):
+            outcome = session.run_steps(run, own.num_ranks, None, own.first_step, launch)
+        audited_run.check(session, own.first_step, own.checkpoint)
         if outcome is None:
             raise Stopped(board.asked(), session.resumption())
     return outcome
 
 
-def _task(
-    session: "Session",
-    found: "Examined",
-    ranks: int,
-    begin: tuple[int, Path | None],
-    board: "Board",
-) -> "EagerTask":
+def _task(session: "Session", own: Replicas, board: "Board") -> "EagerTask":
     from penstock.runtime.eager import EagerTask
     from penstock.runtime.saver import SavePolicy
 
-    first_step, checkpoint = begin
     return EagerTask(
-        in_one_process(session.job) if found.one_process else session.job,
-        first_step,
-        session.num_steps - first_step,
+        in_one_process(session.job) if own.found.one_process else session.job,
+        own.first_step,
+        session.num_steps - own.first_step,
         session.folder / "checkpoints",
         session.every.steps,
-        checkpoint,
-        laws=found.laws,
+        own.checkpoint,
+        laws=own.found.laws,
         validate_every=session.job.validate_every or 0,
         every_s=session.every.seconds,
         board=board,
         policy=SavePolicy(session.keep, session.every.mtbf_s),
-        audits=None if ranks == 1 else audited_run.audits_of(session, None),
+        audits=None if own.num_ranks == 1 else audited_run.audits_of(session, None),
         forgets=session.care.forget,
     )
 

@@ -71,7 +71,7 @@ from penstock.training.phases import PHASES
 from penstock.training.prepare import machines, traced
 from penstock.training.replan import Replanner, SearchBasis
 from penstock.training.replans import replanned, replans_in, words_of
-from penstock.training.replicas import run_eagerly
+from penstock.training.replicas import Replicas, run_eagerly
 from penstock.training.results import Trained, explained, finished, lines, resumption
 from penstock.training.settle import (
     Checked,
@@ -879,8 +879,8 @@ class Session:
         most = self.fixed.ranks or Cluster.here().num_ranks
         about = self.job, found, most, range(first_step, self.num_steps), checkpoint
         ranks, self.checked = proved_eager(*about, self.care, self.listener)
-        begin = first_step, checkpoint
-        outcome = run_eagerly(self, found, ranks, begin, local_launcher(ranks))
+        own = Replicas(found, ranks, first_step, checkpoint)
+        outcome = run_eagerly(self, own, local_launcher(ranks))
         assert outcome is not None, "this process leads"
         return self.finished(outcome, None)
 

@@ -285,10 +285,6 @@ def _check_elastic(elastic: bool, *, eager: bool, mtbf: str | None) -> None:
 
     Raises:   PlanError.  RunError: what is said of notices names no place for them.
     """
-    if elastic and not here().can_fork:
-        message = "ranks that come and go are forked, which they cannot be on an accelerator"
-        hint = "leave out --elastic: after a loss, --resume goes on from the last checkpoint"
-        raise PlanError(message, hint=hint)
     if elastic:
         place_of_notice()
     if elastic and eager:
