@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
@@ -26,6 +27,7 @@ import torch
 import torch._dynamo.config
 import torch.distributed as dist
 import torch.utils._foreach_utils
+import torch.utils.checkpoint
 from torch import Tensor, fx, nn
 from torch._guards import TracingContext, tracing
 from torch._meta_registrations import _create_grouped_mm_output_tensor
@@ -542,6 +544,50 @@ def groups_by_dtype(tensors: Sequence[Tensor]) -> list[list[int]]:
         [list(tensors)], with_indices=True
     )
     return [list(indices) for _, indices in grouped.values()]
+
+
+@contextmanager
+def checkpoints_traced(*, as_calls: bool = False) -> Generator[None]:
+    """Let `torch.utils.checkpoint` be what a trace can see.
+
+    The old kind calls backward inside of backward, where gradients of weights come to nobody: it is
+    the new kind, or where nothing that it is given learns, a call without gradients, as it is.
+    as_calls:  the new kind, too, is a call of the function: nothing is computed again.
+    """
+    module: Any = torch.utils.checkpoint
+    names = "CheckpointFunction", "_checkpoint_without_reentrant_generator"
+    before = {name: getattr(module, name) for name in names}
+    module.CheckpointFunction = _Reentrant
+    if as_calls:
+        module._checkpoint_without_reentrant_generator = partial(_kept, before[names[1]])
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(module, name, value)
+
+
+class _Reentrant:
+    """Takes the place of the autograd function of the old kind of checkpoint."""
+
+    @staticmethod
+    def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        if not (torch.is_grad_enabled() and any(_learns(arg) for arg in args)):
+            with torch.no_grad():
+                return function(*args)
+        module: Any = torch.utils.checkpoint
+        return module.checkpoint(function, *args, use_reentrant=False, preserve_rng_state=preserve)
+
+
+def _learns(value: object) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def _kept(
+    again: Callable[..., Any], function: Any, preserve: bool, *args: Any, **options: Any
+) -> Any:
+    """Return what a checkpoint goes through around a call: nothing, if it would draw the same."""
+    return iter((None,)) if preserve else again(function, preserve, *args, **options)
 
 
 def give_hooks(optimizer: torch.optim.Optimizer) -> None:

@@ -17,6 +17,10 @@ from penstock.graph.reserved import reserved_bytes
 aten = torch.ops.aten
 
 
+class RedrawnError(GraphError):
+    """A backward pass that draws random numbers: those of the forward, in a checkpointed block."""
+
+
 class Placeholder(NamedTuple):
     """What an input of the recorded step stands for."""
 
@@ -27,15 +31,17 @@ class Placeholder(NamedTuple):
 def rows_of(graph: fx.Graph, placeholders: Sequence[Placeholder]) -> tuple[Node, ...]:
     """Return one row for each node of `graph` but its output.
 
-    Raises:   GraphError: the backward pass draws random numbers or changes a buffer, or a value
-              is sparse.
+    Raises:   RedrawnError: the backward pass draws random numbers.
+              GraphError: it changes a buffer, or a value is sparse.
     """
     rows = _Rows(graph, placeholders).rows()
     for node in rows:
         if node.phase == "B" and node.effect != "pure":
-            does = "draws random numbers" if node.effect == "random" else "changes a buffer"
+            is_drawn = node.effect == "random"
+            does = "draws random numbers" if is_drawn else "changes a buffer"
             where = f"module {node.module}" if node.module else "the model"
-            raise GraphError(
+            error = RedrawnError if is_drawn else GraphError
+            raise error(
                 f"the backward pass of {where} {does} ({node.target})",
                 hint="remove torch.utils.checkpoint from the model: a plan can recompute stages",
             )

@@ -46,7 +46,7 @@ from penstock.graph.graph import Graph, Node, NodeKind, with_cut_points
 from penstock.graph.lasting import lasting_buffers, note_built
 from penstock.graph.parts import PartName, part_in
 from penstock.graph.precision import computed_in, narrowed, traced_in
-from penstock.graph.rows import Placeholder, rows_of
+from penstock.graph.rows import Placeholder, RedrawnError, rows_of
 from penstock.graph.views import laid_together, overlaps_with
 from penstock.graph.waiting import placed
 from penstock.job import ROW, SCALED, Job
@@ -121,6 +121,15 @@ def capture(job: Job) -> Capture:
     Raises:   GraphError: neither can, and the message is that of the first way; or the step does
               what a run would lose.
     """
+    try:
+        with _compat.checkpoints_traced():
+            return _traced(job)
+    except RedrawnError:  # a block that draws what it drew before: the same as one that is kept
+        with _compat.checkpoints_traced(as_calls=True):
+            return _traced(job)
+
+
+def _traced(job: Job) -> Capture:
     model, batch = build(job)
     _refuse_hooks(model)
     refuse_shared(model)
