@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from penstock.elastic.launch import Start, ask_to_stop
-from penstock.elastic.member import OverError, RunMember
-from penstock.elastic.words import Where
+from penstock.elastic.member import GivenUpError, Outside, OverError, RunMember
+from penstock.elastic.words import View, Where
 from penstock.training.chronicle import ENDED
 from tests.elastic import runs
+from tests.elastic.test_mesh import meshes
 
 
 @pytest.fixture(autouse=True)
@@ -47,3 +48,17 @@ def test_who_knows_the_token_can_end_a_run_from_anywhere(tmp_path: Path) -> None
     told = runs.run(ways, plans, 2, tmp_path, runs.patient(2, heard), joins=asks)
     assert [end.problem for end in told.ended.values()] == [None, None]
     assert max(step.step for step in told.steps) <= 2
+
+
+def test_who_has_made_a_step_that_the_others_do_again_joins_them_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It had heard that it counts from one whom the others could not reach."""
+    monkeypatch.setattr(RunMember, "_generation", lambda self, view, before: None)
+    later = View(2, 2, "", (0, 1), resume="")
+    monkeypatch.setattr(RunMember, "_agreed", lambda self, view: later)
+    with meshes(1) as ([own], _):
+        member = RunMember(own, None, Outside(None, None))  # type: ignore[arg-type]
+        member._state.done = 3
+        with pytest.raises(GivenUpError, match="step 3 has counted"):
+            member.live(View(1, 0, "", (0, 1)))

@@ -141,3 +141,20 @@ def test_one_that_was_silent_is_dead_once_nobody_listens_at_its_place() -> None:
         assert own.lost == {1: "silent"}
         own.seek(1)
         assert own.lost == {1: "died"}
+
+
+def test_of_two_views_of_one_number_the_first_counts_and_the_other_ones_author_is_told() -> None:
+    """Two that cannot reach each other may both decide, where a third reaches both."""
+    with meshes(0, 1, 2) as ((first, second, third), where):
+        for each in (first, second, third):
+            each.where |= where
+        third.connect(where)
+        ready: Callable[[], bool] = lambda: 2 in second.members and 2 in first.members  # noqa: E731
+        assert second.wait(ready, LIMIT_S) or ready()
+        kept = View(2, 4, "", (0, 2))
+        first.tell(kept)
+        assert third.wait(lambda: third.view is not None, LIMIT_S)
+        second.tell(View(2, 4, "", (1, 2)))
+        assert second.wait(lambda: second.given_up, LIMIT_S)
+        assert third.view == kept
+        assert not first.given_up

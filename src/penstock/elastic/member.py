@@ -301,6 +301,7 @@ class RunMember:
             self._ended_s = self._ended_s or time.monotonic()
             before, view = view, self._agreed(view)
             self._agreed_s = time.monotonic()
+            self._check_ahead(view)
             if self.mesh.own not in view.members:
                 self.has_left = True
                 return None
@@ -560,6 +561,17 @@ class RunMember:
         told = (halt.validated for halt in self.mesh.stopped.values())
         is_heard = max(told, default=-1) >= decided.step - 1
         return worker.is_due(decided.step, every) and not is_heard
+
+    def _check_ahead(self, view: View) -> None:
+        """Raise where this member has made the update of a step that a view begins with.
+
+        It had heard that the step counts from one whom who decided could not reach.
+        Raises:   GivenUpError: it cannot take the update back; it joins the others anew.
+        """
+        if not view.resume and self._state.done > view.step:
+            words = f"step {self._state.done} has counted for member {self.mesh.own}"
+            message = f"{words}, and the others go on after step {view.step}"
+            raise GivenUpError(message, hint="it can join again: penstock join")
 
     def _check_over(self) -> None:
         """Raise where the run has ended without this member: it may have been apart from it.

@@ -433,8 +433,7 @@ class Mesh:
                 self.stopped[member] = word
                 self.on_change()
             case View():
-                if self.view is None or word.generation > self.view.generation:
-                    self.view = word
+                self._hear_view(member, word)
             case Put(generation, key, value):
                 self._store[generation, key] = value
             case Failed():
@@ -450,6 +449,19 @@ class Mesh:
                 self.on_change()
             case GivenUp():  # it may be alive, and wait as this one does
                 self._lose(member, "silent")
+
+    def _hear_view(self, member: int, view: View) -> None:
+        """Keep to the newest view, and of two with one number to the first that was heard.
+
+        Two members that cannot reach each other may both decide, where others reach both of them.
+        Whose view is not kept to is told: it would wait for this member.
+        """
+        if self.view is None or view.generation > self.view.generation:
+            self.view = view
+        elif view.generation == self.view.generation and member not in self.view.members:
+            line = self._lines.get(member)
+            if line is not None:
+                self._owe(line, GivenUp())
 
     def _ended(self, line: MeshLine) -> None:
         """A line has ended by itself: its process is dead, unless it was silent for long before.
