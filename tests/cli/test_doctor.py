@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from penstock.cli.doctor import LIBRARIES, examine
-from penstock.cli.links import computing, matrix, regions_words
+from penstock.cli.links import computing, inside_words, matrix, regions_words
 from penstock.cluster import Cluster, DeviceKind, Host
 from penstock.cluster.machine import cpu_name, detect
+from penstock.device import Device
 from penstock.runtime.benchmark import Benchmark
-from penstock.runtime.hosts import Compared, Survey
+from penstock.runtime.hosts import Compared, Survey, slowest
 from penstock.runtime.links import Overlap, Probe, Timing
 from tests.cli.conftest import Call
 
@@ -180,3 +181,25 @@ def test_regions_are_told_with_how_far_they_are_and_beside_those_that_are_named(
     assert regions_words(replace(found, near=((0, 1, 2),))).startswith("one region:")
     line = computing(cluster, tasks).splitlines()[1]
     assert line.split() == ["a", "100", "GFLOP/s", "10", "GB/s", "2.00", "us", "142", "ms", "d"]
+
+
+def test_pairs_of_accelerators_are_shown_with_what_seems_to_connect_them(monkeypatch) -> None:
+    class Pair:
+        def can_device_access_peer(self, one: int, other: int) -> bool:
+            return {one, other} != {0, 2}
+
+    monkeypatch.setattr(Device, "_of_kind", Pair())
+    gpus = tuple(Device("cuda", index) for index in range(3))
+    monkeypatch.setattr("penstock.device.all_here", lambda: gpus)
+    sizes, small_s = (0, 10**9), 1e-5
+    rates = {(0, 1): 300e9, (1, 2): 25e9, (0, 2): 10e9}
+    cells = [Compared(pair, small_s, small_s + 1e9 / each, sizes) for pair, each in rates.items()]
+    shown = [line.split(maxsplit=8) for line in inside_words(cells).splitlines()[1:]]
+    assert [row[:3] for row in shown] == [["0", "and", "1"], ["1", "and", "2"], ["0", "and", "2"]]
+    assert [row[8] for row in shown] == [
+        "NVLink or the like",
+        "PCIe, from peer to peer",
+        "through the host's memory",
+    ]
+    assert slowest(cells) == (0, 2)
+    assert slowest(()) is None

@@ -17,7 +17,7 @@ from tests.rehearsal import cuda, nccl  # noqa: F401 - before torch
 # isort: split
 from penstock.far import FarMemory
 from penstock.profile import measure
-from penstock.runtime import links
+from penstock.runtime import benchmark, links
 from penstock.runtime.rank import Rank
 
 _run_of_rank, _starter = Rank.run, os.getpid()
@@ -68,6 +68,7 @@ atexit.register(_end)
 measure._BUDGET_S = links._BUDGET_S = 0.02  # as in the suite: what becomes of seconds is tested
 links.QUEUED_SIZES, links.QUEUED_PAYLOADS = links.SIZES[:3], links.PAYLOADS
 links._QUEUED_WIDTH = links._WIDTH
+benchmark._QUEUED_WIDTH = benchmark._WIDTH
 
 if __name__ == "__main__":
     from penstock.cli import main

@@ -210,7 +210,8 @@ class TorchDistributedTransport:
                 self._finish(sent[0][1], (peer,))  # what is queued from now on may take its memory
                 sent.popleft()
             if is_lent:
-                flat = tensors[0].detach().contiguous().view(-1).view(torch.uint8)
+                own = tensors[0].detach().resolve_conj().resolve_neg()
+                flat = own.contiguous().view(-1).view(torch.uint8)
             else:
                 flat = self._flat(specs)
                 for view, tensor in zip(unpacked(flat, specs), tensors, strict=True):
