@@ -4187,6 +4187,14 @@ BREAKS = (
         ("tests/search/test_far.py",),
         "a GPU waits for its copies",
     ),
+    Break(
+        "a weight that is cast somewhere is read in 16 bits everywhere",
+        "graph/cast_once.py",
+        "or not all(map(_is_cast, casts))",
+        "or not any(map(_is_cast, casts))",
+        ("tests/graph/test_cast_once.py",),
+        "what a step reads in 32 bits is rounded",
+    ),
 )
 
 

@@ -67,6 +67,7 @@ TORCH_FILES = {
     "graph/batch.py",
     "graph/by_rows.py",
     "graph/caches.py",
+    "graph/cast_once.py",
     "graph/constants.py",
     "graph/contents.py",
     "graph/functional.py",

@@ -85,7 +85,7 @@ class _Executor:
         self.statics: dict[int, Tensor] = dict(capture.constants)
         for i, node in enumerate(self.nodes):
             if node.kind in ("parameter", "buffer"):
-                held = state[node.name].detach()
+                held = state[node.name].detach().to(getattr(torch, node.dtype))
                 self.statics[i] = held.contiguous() if node.kind == "parameter" else held
             elif node.kind == "scale":
                 self.statics[i] = torch.tensor(1 / micro_batches)
@@ -145,7 +145,9 @@ class _Executor:
             assert (edge, m) not in self.messages
             self.messages[edge, m] = {v: self._sent(v, outputs[v]) for v in values}
         for parameter, value in segment.gradients:
-            self._add_part(self.nodes[parameter].name, stage, outputs[value])
+            name = self.nodes[parameter].name
+            wide = torch.float32 if name in self.capture.graph.masters else outputs[value].dtype
+            self._add_part(name, stage, outputs[value].to(wide))  # as it is summed
         if segment.kind == "F" and self.capture.graph.loss in outputs:
             self.losses.append(outputs[self.capture.graph.loss].clone())
 

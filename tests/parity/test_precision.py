@@ -72,6 +72,31 @@ def adamw(weights):
     return torch.optim.AdamW(weights, lr=3e-3)
 
 
+def autocast_loop(job):
+    """Train as a script does under autocast, which casts each weight in each micro-batch."""
+    torch.manual_seed(job.seed)
+    model = job.model()
+    optimizer, batches = job.optimizer(model.parameters()), job.data(0)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        for _ in range(job.micro_batches):
+            with torch.autocast("cpu", getattr(torch, job.autocast)):
+                loss = job.loss(model, next(batches))
+            (loss / job.micro_batches).backward()
+        if job.clip_norm is not None:
+            clip_grad_norm_(model.parameters(), job.clip_norm)
+        optimizer.step()
+    return {f"weights/{name}": value.detach() for name, value in model.named_parameters()}
+
+
+@pytest.mark.parametrize(("stages", "clip"), [(1, None), (3, 0.05)])
+def test_weights_that_are_cast_once_an_update_are_those_of_autocast(stages, clip, tmp_path):
+    job = job_of(adamw, half_net, autocast="bfloat16", clip_norm=clip)
+    planned = run_of(job, stages)
+    found = train(planned, tmp_path, (1,) * STEPS).weights
+    assert differing(found, autocast_loop(job)) == []
+
+
 @pytest.mark.parametrize("stages", [1, 3])
 @pytest.mark.parametrize("clip", [None, 0.05])
 def test_weights_are_those_of_the_plain_loop(stages, clip, tmp_path):

@@ -32,6 +32,7 @@ from penstock.graph.aliases import (
 from penstock.graph.answers import Answers, Questions
 from penstock.graph.batch import BatchKey, count, describe, key_of, with_strides
 from penstock.graph.caches import RemadeError, fill_caches, remade
+from penstock.graph.cast_once import cast_once
 from penstock.graph.constants import KnownValues
 from penstock.graph.contents import own, rebuilt
 from penstock.graph.cut_points import find_cut_points
@@ -310,6 +311,7 @@ class _TracedStep:
         self.figures: tuple[str, ...] = ()  # known once the loss has been computed
         self.trainable = [name for name, value in parameters.items() if value.requires_grad]
         self.state_names = [*parameters, *buffers]
+        self._parameter_names = [*parameters]
         self.at = [i for i, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor)]
         weights = map(_contiguous, parameters.values())
         self.tensors = [*weights, *buffers.values(), *self._distinct_leaves()]
@@ -403,6 +405,9 @@ class _TracedStep:
             raise RemadeError
 
     def _as_capture(self, traced: fx.GraphModule, answers: Answers | None) -> Capture:
+        masters = {**self.masters}
+        if self.job.autocast is not None:
+            masters |= cast_once(traced.graph, self._parameter_names, self.trainable)
         fx_nodes = [node for node in traced.graph.nodes if node.op != "output"]
         index = {node: i for i, node in enumerate(fx_nodes)}
         nodes = rows_of(traced.graph, self.placeholders)
@@ -419,7 +424,7 @@ class _TracedStep:
             samples=samples,
             tokens=tokens,
             figures=tuple(zip(self.figures, map(index.__getitem__, figures), strict=True)),
-            masters=self.masters,
+            masters=masters,
         )
         inputs = [i for i, node in enumerate(nodes) if node.kind == "input"]
         held = {i: node.target for node, i in index.items() if node.op == "get_attr"}
