@@ -5,6 +5,7 @@ import itertools
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import penstock as ps
+from penstock.cli.train import _check_validated
 from penstock.errors import JobError
 from penstock.graph.sums import sums_over_batch
 from penstock.graph.trace import capture
@@ -25,6 +27,7 @@ from penstock.training.outset import (
     words_of_step,
     words_of_sum,
 )
+from penstock.training.results import _validated
 
 HELD = TensorDataset(torch.arange(24.0).reshape(12, 2))
 
@@ -111,6 +114,18 @@ def test_validation_that_does_not_end_ends_with_an_error_that_counts(monkeypatch
     assert most_of(own) == 120
     with pytest.raises(EndlessError, match="120 micro-batches"):
         validated(own, nn.Linear(2, 1))
+
+
+def test_validation_that_is_found_endless_after_the_run_ends_the_command(monkeypatch) -> None:
+    monkeypatch.setattr("penstock.runtime.validate._FEW", 10)
+    own = job(lambda: data(0))
+    weights = {f"weights/{name}": p for name, p in own.model().named_parameters()}
+    found = _validated(own, SimpleNamespace(weights=weights), None, SILENT)
+    assert "val_loss" not in found
+    _check_validated({"val_loss": 1.0})
+    with pytest.raises(JobError, match="does not end: there is no val_loss; the run is whole") as e:
+        _check_validated(found)
+    assert "islice" in e.value.hint
 
 
 def test_short_last_micro_batch_counts_by_its_samples() -> None:

@@ -2,14 +2,14 @@
 
 import contextlib
 import json
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 import typer
 
 from penstock.cli import face, view
-from penstock.errors import RunError
+from penstock.errors import JobError, RunError
 from penstock.training import ask
 
 
@@ -140,6 +140,7 @@ def train(  # long: the flags of the command  # noqa: PLR0913
         face.show_json(json.loads(json.dumps(trained.summary)))
     elif trained is not None:
         face.show(view.words_of(trained.summary))
+    _check_validated(trained.summary if trained else {})
     until = cast("dict[str, Any]", trained.summary.get("until") or {}) if trained else {}
     if until and not until["reached"]:
         last = (
@@ -147,6 +148,18 @@ def train(  # long: the flags of the command  # noqa: PLR0913
         )
         message = f"the {until['by']} loss is {last} in the end, not {until['loss']:g}"
         raise RunError(message, hint="--steps N --resume goes on; or give another --until-loss")
+
+
+def _check_validated(summary: Mapping[str, object]) -> None:
+    """Raise where a validation was asked for and did not end; the run itself is whole.
+
+    Raises:   JobError.
+    """
+    from penstock.training.results import NOT_VALIDATED
+
+    if why := summary.get(NOT_VALIDATED):
+        message, _, hint = str(why).partition("; ")
+        raise JobError(f"{message}: there is no val_loss; the run is whole", hint=hint)
 
 
 @contextlib.contextmanager

@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from penstock.runtime.run import Outcome
 
 
+NOT_VALIDATED = "val_left_out"  # in a summary: why a validation that was asked for was not made
+
+
 class Trained(NamedTuple):
     """The result of a run.
 
@@ -279,11 +282,13 @@ def _expected(
 
 def _losses(
     folder: Path, job: Job, outcome: "Outcome", choice: Choice | None, listener: Listener
-) -> dict[str, float | int | None]:
+) -> dict[str, object]:
     """Return losses and figures, of validation and of the last steps."""
     last = statistics.fmean(s.loss for s in outcome.steps[-10:] if s.loss is not None)
     validations = [step.validated for step in outcome.steps if step.validated is not None]
-    final = validations[-1] if job.validate_every else _validated(job, outcome, choice, listener)
+    final: Mapping[str, object] = (
+        validations[-1] if job.validate_every else _validated(job, outcome, choice, listener)
+    )
     return {
         "val_loss": None,
         **{name: value for name, value in final.items() if name != "val_seconds"},
@@ -378,8 +383,11 @@ def _best(folder: Path, validations: Sequence[Mapping[str, float]]) -> dict[str,
 
 def _validated(
     job: Job, outcome: "Outcome", choice: Choice | None, listener: Listener
-) -> Mapping[str, float]:
-    """Return the mean loss and figures over the validation micro-batches, in evaluation mode."""
+) -> Mapping[str, object]:
+    """Return the mean loss and figures over the validation micro-batches, in evaluation mode.
+
+    Of what does not end, why there are none: the command ends with that once the report is made.
+    """
     import torch
 
     from penstock.graph.trace import build_model
@@ -399,6 +407,6 @@ def _validated(
             return validated(job, model, update, listener.say)
     except EndlessError as problem:  # the run has been: its report is made
         listener.say(f"no val_loss: {problem.message}; {problem.hint}")
-        return {}
+        return {NOT_VALIDATED: f"{problem.message}; {problem.hint}"}
     finally:
         torch.set_num_threads(1)
