@@ -9,12 +9,24 @@ from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from penstock.elastic.gate import MOST_PER_BEAT, MOST_STRANGERS, Gate
 from penstock.elastic.mesh import listening, where_of
-from penstock.elastic.proof import GREETING
-from penstock.elastic.words import Ask, Welcome, Where, WireError
+from penstock.elastic.proof import GREETING, Handshake
+from penstock.elastic.words import (
+    Ask,
+    Done,
+    Failed,
+    GivenUp,
+    Welcome,
+    Where,
+    WireError,
+    written,
+)
 from tests.elastic.test_mesh import LIMIT_S, meshes
+from tests.elastic.test_words import WORDS
 
 WELCOME = Welcome({}, "graph", "about")
 
@@ -161,3 +173,33 @@ def test_one_whose_words_are_changed_may_live() -> None:
         is_bad.set()
         assert first.wait(lambda: 1 in first.lost, LIMIT_S)
         assert first.lost == {1: "silent"}
+
+
+def proved(where: Where, number: int = 7) -> tuple[socket.socket, Handshake]:
+    """Return a line whose end knows the token, and says what it likes from then on."""
+    end, own, came = connected(where), Handshake(number, b"token", is_caller=True), bytearray()
+    end.sendall(own.begin())
+    while not own.is_over:
+        came += end.recv(4096)
+        end.sendall(own.feed(came))
+    return end, own
+
+
+others = st.sampled_from(
+    (*WORDS, Welcome({}, "other"), Done(), GivenUp(), GivenUp(False), Failed("", ""))
+)
+
+
+@settings(max_examples=25)
+@given(said=st.lists(others.map(written) | st.binary(max_size=60), max_size=6))
+def test_one_that_knows_the_token_may_say_what_it_likes_and_stops_no_thread(
+    said: list[bytes],
+) -> None:
+    with meshes(0, 9) as ((own, caller), where):
+        own.greets = lambda: WELCOME
+        end, line = proved(where[0])
+        with end, suppress(ConnectionResetError, BrokenPipeError):
+            for message in said:
+                end.sendall(line.sends.sealed(message))
+        assert caller.call(where[0], Ask(where[9], "graph", ())) == WELCOME
+        assert own._thread.is_alive()

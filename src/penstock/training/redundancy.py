@@ -61,8 +61,9 @@ def safe(plan: Plan, way: Joining, cluster: Cluster) -> Plan:
     program = lower_plan(bare, graph)
     if program.num_ranks == 1:
         return bare
+    hosts = placed(cluster, plan.hosts)
     if not any(alone(program)):
-        return _told(bare, "replicas", f"any rank: {_apart(program, cluster, None)}")
+        return _told(bare, "replicas", f"any rank: {_apart(program, hosts, None)}")
     assert bare.predicted is not None, "it was simulated"
     if plan.far:
         return _told(bare, "checkpoint", "no rank: weights in far memory are in no other place")
@@ -79,7 +80,7 @@ def safe(plan: Plan, way: Joining, cluster: Cluster) -> Plan:
     best = min((one for one in fit if one.seconds <= limit_s), key=lambda one: one.kept_bytes)
     made = predicted(replace(bare, guard=best.guard), graph, way.profiles, cluster)
     others = "; ".join(str(one) for one in ways if one is not best)
-    survived = f"any rank: {_apart(program, cluster, best.guard)}"
+    survived = f"any rank: {_apart(program, hosts, best.guard)}"
     return _told(made, f"guard: {best.guard}", f"{survived}; {best}; alternatives: {others}")
 
 
@@ -134,7 +135,9 @@ def _apart(program: Program, cluster: Cluster, guard: Guarding | None) -> str:
     lost = [name for name in hosts if _survives(program, names, name, guard)]
     if len(lost) == len(hosts):
         return "and of any host"
-    return f"and of host {', '.join(lost)}" if lost else "but of no host"
+    rest = ", ".join(name for name in hosts if name not in lost)
+    some = f"and of host {', '.join(lost)}" if lost else "but of no host"
+    return f"{some}; with {rest} the run goes back to its last checkpoint"
 
 
 def _survives(program: Program, names: Sequence[str], lost: str, guard: Guarding | None) -> bool:

@@ -215,6 +215,7 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
         job = _as_before(job, _folder_of(job, out), listener)
     with _one_thread(), as_started(job if isinstance(job, str) else ""):
         if not under_torchrun():
+            _check_free(_folder_of(job, out))  # before anything that takes time
             return in_hand(_train_here(make()))
         if elastic and is_under_way(folder := _folder_of(job, out)):
             named = job if isinstance(job, str) else None
@@ -324,7 +325,6 @@ def _every(
 
 
 def _train_here(session: Session) -> "Trained":
-    _check_free(session.folder)  # before the lock: who holds it has begun another run
     with locked(session.folder):
         _check_free(session.folder)
         with session.mirrored():
