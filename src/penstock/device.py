@@ -122,12 +122,16 @@ class Device:
 
     def read(self, numbers: torch.Tensor) -> list[float]:
         """Return the numbers of a vector of this device; the host waits for them, once."""
-        found = numbers
-        if self.is_queued:
-            found = torch.empty_like(numbers, device=CPU, pin_memory=True)
-            found.copy_(numbers, non_blocking=True)
-            self.current_stream().synchronize()
-        return [float(number) for number in found.unbind()]
+        return [float(number) for number in self.on_host(numbers).unbind()]
+
+    def on_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor of this device as one of the host, which waits for it, once."""
+        if not self.is_queued:
+            return tensor
+        found = torch.empty_like(tensor, device=CPU, pin_memory=True)
+        found.copy_(tensor, non_blocking=True)
+        self.current_stream().synchronize()
+        return found
 
     # -- a clock ----------------------------------------------------------------------------------
 

@@ -76,6 +76,7 @@ class Communicator:
         if sums:
             library.rehearsal_sums_on(self.stream.id)
         self.queue = queue.SimpleQueue[tuple[Work, Callable[[], None]]]()
+        self.under_way: dict[int, Work] = {}
         threading.Thread(target=self._work, daemon=True).start()
 
     def _work(self) -> None:
@@ -87,9 +88,18 @@ class Communicator:
                 call()
             except Exception as problem:  # noqa: BLE001 - who waits for it raises it
                 work.problem = str(problem) or type(problem).__name__
+            self._end(work)
+
+    def _end(self, work: Work) -> None:
+        if self.under_way.pop(work.id, None) is not None:
             work.kept = ()
             library.rehearsal_end_work(work.id, work.problem.encode())
             work.ended.set()
+
+    def abort(self) -> None:
+        for work in list(self.under_way.values()):
+            work.problem = "rehearsal NCCL: the communicator was stopped"
+            self._end(work)
 
     def issue(self, what: str, reads: Tensors, writes: Tensors, call: Callable[[], None]) -> Work:
         self.stream.wait_stream(current_stream())
@@ -99,6 +109,7 @@ class Communicator:
         work = Work([*reads, *writes])
         library.rehearsal_begin_work(work.id, self.stream.id)
         work.over.record(self.stream)
+        self.under_way[work.id] = work
         self.queue.put((work, call))
         return work
 
@@ -118,7 +129,9 @@ class Group(dist.ProcessGroup):
         return "rehearsal"
 
     def abort(self) -> None:
-        """Nothing waits in a kernel here."""
+        """End what waits, as by a communicator that is stopped: what it wrote is no result."""
+        for communicator in self.communicators.values():
+            communicator.abort()
 
     def _of(self, key: object) -> Communicator:
         if key not in self.communicators:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from penstock.device import here
 from penstock.elastic.words import HeldTensor
 from penstock.runtime.parts import key_in
 from penstock.runtime.transport.transport import TensorSpec, Transport
@@ -182,7 +183,11 @@ def sender(transport: Transport, edge: int, peer: int, size_bytes: int) -> Passi
     if not size_bytes:
         return lambda tensors: iter(())
     most = min(PIECE_BYTES, size_bytes)
-    send = transport.bind_send(edge, peer, (TensorSpec((most,), torch.uint8),))
+    send_near = transport.bind_send(edge, peer, (TensorSpec((most,), torch.uint8),))
+    device = here() if transport.is_queued else None
+
+    def send(pieces: Sequence[Tensor]) -> None:
+        send_near(pieces if device is None else [device.taken(piece) for piece in pieces])
 
     def give(tensors: Iterable[Tensor]) -> Iterator[None]:
         room, filled = torch.empty(0, dtype=torch.uint8), 0
@@ -214,6 +219,7 @@ def receiver(transport: Transport, edge: int, peer: int, size_bytes: int) -> Pas
         return lambda tensors: iter(())
     most = min(PIECE_BYTES, size_bytes)
     post, wait = transport.bind_receive(edge, peer, (TensorSpec((most,), torch.uint8),))
+    device = here() if transport.is_queued else None
 
     def take(tensors: Iterable[Tensor]) -> Iterator[None]:
         at, came = 0, torch.empty(0, dtype=torch.uint8)
@@ -222,6 +228,7 @@ def receiver(transport: Transport, edge: int, peer: int, size_bytes: int) -> Pas
                 if post is not None:
                     post()
                 (came,) = wait()
+                came = came if device is None else device.on_host(came)
             view.copy_(came[at : at + len(view)])
             at = (at + len(view)) % most
             if not at:

@@ -254,9 +254,10 @@ class TorchDistributedTransport:
             self._fail_if_failed()
             if not posted:
                 post()
-            flat, work = posted.popleft()
+            flat, work = posted[0]
             before = clock()
             self._finish(work, (peer,), _SENT_ALL)
+            posted.popleft()  # one that was stopped keeps its memory until all is closed
             waited.to_receive_s += clock() - before
             if posting is not None:  # its memory is that stream's, and read on another
                 device.used_on(flat, device.current_stream())
@@ -542,6 +543,8 @@ class TorchDistributedTransport:
         self._closing = True
         self._news.set()
         self._watcher.join()
+        if self._failure is not None:
+            of(self._device).synchronize()  # what was stopped writes no more: its memory is free
         self._world.close()
 
     def _tell(self, key: str) -> None:
