@@ -63,3 +63,34 @@ def test_weights_of_the_plain_loop_stay_as_they_are():
     plain, state, expected = _step(JOB)
     judged_finely(plain, JOB, 0, state, (expected, expected))
     assert all(torch.equal(value, state[name]) for name, value in plain.weights().items())
+
+
+def _ranked(m, x):
+    """Pairs of samples: what is added to all outputs alike changes nothing, but for rounding."""
+    y = m(x)
+    return F.softplus(y[:, None] - y[None] - 0.3).mean()
+
+
+RANKED = job_of(
+    lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4)),
+    lambda generator: torch.randn(7, 6, generator=generator),
+    _ranked,
+    micro_batches=2,
+)
+
+
+def test_gradient_whose_terms_cancel_out_is_rounding_as_the_plain_one_is():
+    def farther(name, g, exact):
+        return (g + 20 * (g - exact[name])).float() if name == "2.bias" else g
+
+    _, _, expected = _step(RANKED)
+    assert 0 < expected["2.bias"].abs().max() < 1e-6 * expected["2.weight"].abs().max()
+    rows = _rows(RANKED, farther)
+    assert rows["rounding"].where == "2.bias"
+    assert "gradients" not in rows or rows["gradients"].value < 1e-5
+
+
+def test_gradient_that_should_cancel_out_and_does_not_is_wrong():
+    rows = _rows(RANKED, lambda name, g, _: g + 1e-6 if name == "2.bias" else g)
+    assert rows["gradients"].where == "2.bias"
+    assert rows["gradients"].value > 1e-3

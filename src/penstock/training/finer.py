@@ -40,6 +40,7 @@ from penstock.training.plain import Plain
 
 _WORSE = 64.0  # how much farther from 64 bits than the plain loop a longer sum, or another, may be
 _MOST = 3e-4  # of the greatest number: rounding in 32 bits is less, or the step is not the same
+_CANCELLED = 30.0  # times the least scale of a gradient: 1e-5 of the greatest, with _MOST
 _NARROW = 2.0, 1e-1  # both for gradients of 16 bits, each micro-batch's of which is rounded
 
 Tensors = Mapping[str, Tensor]
@@ -58,20 +59,29 @@ def judged_finely(
     exact = None if _is_rounded(plain) else _exact(plain, job, step, state, expected.values())
     if exact is None:
         return list(in_widths(compared_gradients, found, expected))
-    rounded = {n for n in expected if n in found and _is_rounding(found[n], expected[n], exact, n)}
+    least = least_scale(expected)
+    near = partial(_is_rounding, exact=exact, least=least)
+    rounded = {n for n in expected if n in found and near(n, found[n], expected[n])}
     rest = [{n: g for n, g in each.items() if n not in rounded} for each in (found, expected)]
     only = [{n: g for n, g in each.items() if n in rounded} for each in (found, expected)]
-    compare = partial(compared_gradients, least=least_scale(expected))
+    compare = partial(compared_gradients, least=least)
     rows = in_widths(compare, *rest) if any(rest) else ()
-    least = compared_gradients(*only)
-    return [*rows, Difference("rounding", least.where, least.value, least.bitwise)]
+    most = compared_gradients(*only)
+    return [*rows, Difference("rounding", most.where, most.value, most.bitwise)]
 
 
-def _is_rounding(found: Tensor, expected: Tensor, exact: Tensors, name: str) -> bool:
+def _is_rounding(
+    name: str, found: Tensor, expected: Tensor, *, exact: Tensors, least: float
+) -> bool:
+    """Return whether a gradient is as near to that in 64 bits as the plain loop's own, but for a
+    factor.
+
+    least:    the scale of one that is less, as where all its terms cancel out.
+    """
     if name not in exact:
         return False
     off, own = apart_of(found, exact[name]), apart_of(expected, exact[name])
-    scale = greatest(exact[name])
+    scale = max(greatest(exact[name]), _CANCELLED * least)
     if off is None or own is None or not scale:
         return False
     worse, most = _NARROW if is_narrow(expected) else (_WORSE, _MOST)
