@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from penstock import _compat
 from penstock.device import of
+from penstock.runtime.transport.shut_port import shut_when_made
 from penstock.runtime.transport.torch_distributed import World
 from penstock.runtime.transport.transport import Store, TransportError
 
@@ -69,7 +70,7 @@ def world_of(
     limit_s:  for which others may take to connect.
     news:     is asked while they are waited for, and raises to end that.
 
-    Ignores:  who it is that connects: gloo and NCCL ask for no proof.
+    Ignores:  who it is that connects before all have: gloo and NCCL ask for no proof.
     """
     made: list[Any] = []
     rank, num_ranks = place
@@ -99,7 +100,8 @@ def _gloo_of(
     store: _TorchTexts, place: int, count: int, address: str, limit_s: float
 ) -> Callable[[], Any]:
     def call() -> Any:
-        group = _compat.gloo_group(store, place, count, address, timedelta(seconds=limit_s))
+        about = store, place, count, address, timedelta(seconds=limit_s)
+        group = shut_when_made(lambda: _compat.gloo_group(*about))
         group.set_timeout(_NEVER)
         return group
 
