@@ -108,10 +108,11 @@ def test_replicas_know_that_they_are_some(monkeypatch) -> None:
     assert start_ranks(2).code == 4
 
 
-def test_ranks_of_an_elastic_run_end_as_those_that_were_not_killed(monkeypatch) -> None:
+def test_ranks_of_an_elastic_run_end_as_those_that_were_not_killed(monkeypatch, capfd) -> None:
     monkeypatch.setattr(started, "_GRACE_S", 0.0)
     command(monkeypatch, "if not rank: os.kill(os.getpid(), 9)\ntime.sleep(0.2)")
     assert start_ranks(2, elastically=True).code == 0
+    assert "rank 0" in capfd.readouterr().err
 
 
 def test_rank_that_torchrun_started_is_refused_in_its_own_words(monkeypatch, tmp_path) -> None:

@@ -30,6 +30,7 @@ UNPLANNED = 75  # how a rank exits that has found that no plan can train the job
 _REASON = "PENSTOCK_UNPLANNED"  # the file to which it writes why
 _EAGERLY = "PENSTOCK_EAGERLY"  # is there in ranks that are replicas without a plan
 _LOOK_S, _GRACE_S = 0.05, 30.0
+_LOST = "rank 0, which tells what becomes of the run, was lost: summary.json in its folder does"
 
 
 def ranks_to_start(
@@ -89,7 +90,10 @@ def start_ranks(count: int, *, eagerly: bool = False, elastically: bool = False)
                 process.wait()
         codes = [process.returncode for process in processes]
         if elastically:
-            codes = [code for code in codes if code >= 0] or codes  # of those that were not killed
+            living = [code for code in codes if code >= 0] or codes  # of those that were not killed
+            if codes[0] < 0 <= living[0]:
+                sys.stderr.write(f"{_LOST}\n")
+            codes = living
         first = codes[0]
         if first == UNPLANNED:
             return RanksEnded(first, *json.loads((folder / "reason").read_text()))
