@@ -100,6 +100,15 @@ def test_a_damaged_name_of_the_job_is_told(call: Call, run: Path, text: str) -> 
 
 def test_a_job_that_is_gone_is_told(call: Call, run: Path) -> None:
     (run / "job.json").write_text(json.dumps({"job": "gone.py:job", "from": "/nowhere"}))
-    error, hint = call("export", run, "--to", run / "a.safetensors").refusal(2)
+    error, hint = call("export", run, "--to", run / "a.safetensors", "--yes").refusal(2)
     assert "gone.py:job, cannot be loaded" in error
     assert "--job JOB" in hint
+
+
+def test_the_job_of_a_folder_that_others_wrote_is_shown_and_not_run(call: Call, run: Path) -> None:
+    (run / "weights.py").write_text(f"open({str(run / 'stolen')!r}, 'w')\n")
+    (run / "job.json").write_text(json.dumps({"job": "weights.py", "from": str(run)}))
+    error, hint = call("export", run, "--to", run / "a.safetensors").refusal(2)
+    assert f"{run}/weights.py, which is not run unasked" in error
+    assert "--yes" in hint
+    assert not (run / "stolen").exists()
