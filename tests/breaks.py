@@ -4201,7 +4201,7 @@ BREAKS = (
         "        self.device.current_stream().wait_event(self.over)\n",
         "        pass\n",
         ("tests/rehearsal/test_large.py",),
-        "a stage computes with weights that are gathered yet, an update with gradients that are summed",
+        "a stage computes with weights that are still gathered",
     ),
     Break(
         "a sum begins before its gradients are there",
