@@ -89,6 +89,9 @@ def shape_of(plan: Plan) -> tuple[int, int, int, str, int]:
     return (plan.replicas, plan.num_ranks, plan.num_stages, name, plan.num_micro_batches)
 
 
+WHOLE = Fixed(state_stays=True)  # no replica divides what it has
+
+
 @examples(10)
 @given(chains(2, 5), st.integers(1, 3), micro_batches)
 def test_every_shape_is_tried_with_and_without_recompute(pair, ranks: int, count: int) -> None:
@@ -150,7 +153,7 @@ def test_best_is_never_better_than_brute_force_and_no_neighbour_is_better(
         )
         return min(judge.candidate(plan, as_said=told).step_s for told in (False, True))
 
-    plan, *_ = search(graph, profile, cluster, micro_batches=count)
+    plan, *_ = search(graph, profile, cluster, micro_batches=count, fixed=WHOLE)
     points = range(len(graph.cut_points))
     everything = [
         seconds(shape, cuts, recompute)
@@ -250,7 +253,7 @@ def test_alike_devices_get_the_best_of_balanced_cuts_polished(pair, ranks: int, 
     ranked = sorted(everything, key=lambda c: c.score("time"))
     three = (polished(graph, profile, cluster, c) for c in ranked[:3])
     best = min(c.score("time") for c in three)
-    plan, *_ = search(graph, profile, cluster, micro_batches=count)
+    plan, *_ = search(graph, profile, cluster, micro_batches=count, fixed=WHOLE)
     assert (plan.predicted.step_s, max(plan.predicted.peak_bytes)) == best
     assert plan.hosts == ()
 
@@ -522,7 +525,8 @@ def test_profile_of_another_graph_is_refused() -> None:
 
 
 def test_every_decision_has_a_reason_with_values() -> None:
-    plan, *_ = search(SIX, SIX_PROFILE, cluster_of(3, link=SLOW), micro_batches=6)
+    cluster = cluster_of(3, link=SLOW)
+    plan, *_ = search(SIX, SIX_PROFILE, cluster, micro_batches=6, fixed=WHOLE)
     assert [decision.what for decision in plan.decisions] == [
         "ranks",
         "replicas",

@@ -1,7 +1,7 @@
 """Codes: for every rank, its instructions.  Arrays inside, tuples of instructions outside."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -235,7 +235,7 @@ def _encode(instruction: Instruction, table: dict[Reduce, int]) -> tuple[int, ..
         row[_EDGE] = table.setdefault(replace(instruction, step=0), len(table))
         row[_NUMBER] = instruction.step
         return tuple(row)
-    first, *others = astuple(instruction)
+    first, *others = (getattr(instruction, name) for name in _FIELDS[type(instruction)])
     values = [*first, *others] if own.columns[0] == "kind" else [first, *others]
     for name, value in zip(own.columns, values, strict=True):
         row[COLUMNS.index(name)] = KINDS.index(value) if name == "kind" else value
@@ -243,6 +243,7 @@ def _encode(instruction: Instruction, table: dict[Reduce, int]) -> tuple[int, ..
 
 
 _OP_OF = {row.of: op for op, row in enumerate(TABLE)}
+_FIELDS = {row.of: [each.name for each in fields(row.of)] for row in TABLE}
 
 
 def excerpt(codes: Codes, row: int, *, around: int = 4) -> str:

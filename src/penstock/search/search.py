@@ -30,6 +30,7 @@ from penstock.search.far import with_far
 from penstock.search.field import Effort, Field, Tally, front_of
 from penstock.search.judge import Judge
 from penstock.search.less_kept import with_less_kept
+from penstock.search.moves import MayMove, with_moves
 from penstock.search.polish import polish, recut, with_cuts
 from penstock.search.reasons import reasons
 from penstock.search.shapes import Fixed, Shape, nothing_fits, shapes
@@ -154,7 +155,8 @@ def _polished(field: Field, cutter: "_Cutter", fixed: Fixed) -> list[Candidate]:
     judge, objective, cluster = field.judge, field.objective, field.judge.cluster
     kinds = ((cluster.device_of(r).name, cluster.memory_of(r)) for r in range(cluster.num_ranks))
     if len({*kinds}) > 1 or len(regions_of(cluster)) > 1:
-        tried = [*field.best(_POLISHED_UNLIKE), *field.overfull(_POLISHED_UNLIKE)]
+        tried = [*field.best(_POLISHED_UNLIKE), *_best_of_each(field)]
+        tried = [*dict.fromkeys(tried), *field.overfull(_POLISHED_UNLIKE)]
         change = recut
     else:
         tried, change = field.best(_POLISHED), polish
@@ -166,10 +168,25 @@ def _polished(field: Field, cutter: "_Cutter", fixed: Fixed) -> list[Candidate]:
     far = with_far(field, cutter.copies_beside, **may)
     others = [*moved, *copied, *sharded, *far]
     others += with_less_kept(field, others, [each for each in sharded if each.refused])
+    others += with_moves(field, others, cutter.copies_beside, _may_move(judge, fixed))
     usable = [candidate for candidate in others if not candidate.refused]
     if not usable:
         raise _none_fits((*field.simulated, *others))
     return sorted(usable, key=lambda candidate: candidate.score(objective))
+
+
+def _best_of_each(field: Field) -> Iterator[Candidate]:
+    """Yield the best candidate with each number of replicas: equal shares hide what it can do."""
+    for replicas in sorted({plan.replicas for plan in field.plans} - {1}):
+        yield from field.best(1, lambda plan, count=replicas: plan.replicas == count)
+
+
+def _may_move(judge: Judge, fixed: Fixed) -> MayMove:
+    """Return what the search may decide of each stage."""
+    far = all(profile.far_s_per_byte for profile in judge.profiles)
+    state = not fixed.state_stays
+    cuts = fixed.stages is None and fixed.schedule is None
+    return MayMove(again=True, far=far, state=state, shards=state, beside=True, cuts=cuts)
 
 
 def evaluate(

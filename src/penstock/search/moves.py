@@ -1,0 +1,340 @@
+"""Moves: what can be decided of each stage, one decision at a time, and climbing by them.
+
+Computed again, in far memory - state, activations, weights -, divided among replicas or whole, how
+early it is fetched: whatever a stage can do without is one list of moves, and one simulation says
+what a move frees and costs.  So decisions that belong to different works are found together: a
+stage that is gathered early, another kept whole, a third with its state in far memory.
+
+`climbed` takes one move after the other while the plan gets better: while it lacks memory, better
+is what lacks less; then what is faster.  Where no single move helps, a move that is faster but
+lacks memory is taken with one that frees it, in the order of what both together should take.
+
+Source:  the four passes of DeepCompile, arXiv:2504.09983, decided together; not its fixed order.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Literal, NamedTuple, TypeAlias, get_args
+
+from penstock.errors import PlanError
+from penstock.plan.plan import Plan, is_asynchronous
+from penstock.program.passes.offload import Offloaded
+from penstock.program.passes.shard import Sharding
+from penstock.schedule.recipe import copied_of
+from penstock.search.candidate import Candidate
+from penstock.search.field import Field
+from penstock.search.judge import Judge
+from penstock.search.sharded import in_units
+
+_FEWEST, _MOST = 60, 600  # plans that are simulated
+_ACTIONS = 40_000  # of all of them, stages times micro-batches of a step
+_MOST_PAIRS = 24  # of moves that are simulated together, for each climb
+_WORTH = 0.005  # of a step: what more decisions have to gain
+_NEAR = 1.25  # times the best: what is started from
+_AHEAD = 0, 1, 2
+
+_What: TypeAlias = Literal["again", "far", "shard", "prefetch", "beside"]
+_AWAY: dict[str, frozenset[str]] = {  # what a word says is in far memory
+    "none": frozenset(),
+    "state": frozenset({"state"}),
+    "activations": frozenset({"activations"}),
+    "both": frozenset({"state", "activations"}),
+    "weights": frozenset({"state", "weights"}),
+    "all": frozenset({"state", "weights", "activations"}),
+}
+_FAR: tuple[Offloaded, ...] = get_args(Offloaded)
+_SHARDS: tuple[Sharding, ...] = get_args(Sharding)
+
+
+class Move(NamedTuple):
+    """One decision taken otherwise.
+
+    stage:  of which; -1: of the plan as a whole.
+    """
+
+    what: _What
+    stage: int
+    value: bool | str | int
+
+    def apply(self, plan: Plan) -> Plan | None:
+        """Return the plan with this decision; None where it has it, or cannot have it."""
+        try:
+            made = self._applied(plan)
+        except PlanError:
+            return None
+        return None if made == plan else made
+
+    def _applied(self, plan: Plan) -> Plan:
+        stages = plan.num_stages
+        match self.what:
+            case "again":
+                again = list(plan.recompute or (False,) * stages)
+                again[self.stage] = bool(self.value)
+                return replace(plan, recompute=tuple(again))
+            case "far":
+                words = list[str](plan.offload or ("none",) * stages)
+                words[self.stage] = str(self.value)
+                return _placed(plan, words, list[str](plan.shard))
+            case "shard":
+                parts = list[str](plan.shard or ("replicate",) * stages)
+                parts[self.stage] = str(self.value)
+                return _placed(plan, list[str](plan.offload), parts)
+            case "prefetch":
+                return replace(plan, prefetch=int(self.value))
+            case "beside":
+                return replace(plan, beside=bool(self.value))
+
+
+def _placed(plan: Plan, words: list[str], parts: list[str]) -> Plan:
+    """Return the plan with what is in far memory, and what in parts, and nothing that needs none.
+
+    Weights that several replicas have go to far memory in parts.
+    """
+    if plan.replicas > 1:
+        parts = parts or ["replicate"] * plan.num_stages
+        for stage, word in enumerate(words):
+            if word in ("weights", "all") and parts[stage] == "replicate":
+                parts[stage] = "shard"
+    far: tuple[Offloaded, ...] = tuple(w for word in words for w in _FAR if w == word)
+    shard: tuple[Sharding, ...] = tuple(w for word in parts for w in _SHARDS if w == word)
+    offload = far if any(word != "none" for word in far) else ()
+    shard = shard if any(word != "replicate" for word in shard) else ()
+    fetches = bool(shard) or any(word in ("weights", "all") for word in offload)
+    return replace(
+        plan,
+        offload=offload,
+        beside=plan.beside and bool(offload),
+        shard=shard,
+        prefetch=plan.prefetch if fetches else 0,
+        parts=plan.parts if shard else (),
+    )
+
+
+def _bare(plan: Plan) -> Plan:
+    """Return the plan with everything near, whole and kept."""
+    near = (False,) * plan.num_stages
+    return replace(plan, offload=(), beside=False, shard=(), prefetch=0, parts=(), recompute=near)
+
+
+class MayMove(NamedTuple):
+    """What may be decided otherwise.
+
+    again, far, state, shards:  whether something is computed again, goes to far memory, the
+                optimizer's state with it, or is divided among replicas.
+    beside:     whether copies may run beside computes.
+    cuts:       whether stages may be cut into units.
+    """
+
+    again: bool
+    far: bool
+    state: bool
+    shards: bool
+    beside: bool
+    cuts: bool
+
+    def moves(self, plan: Plan) -> Iterator[Move]:
+        """Yield all moves there are for plans with as many stages and replicas."""
+        shards = self.shards and plan.replicas > 1
+        for stage in range(plan.num_stages):
+            if self.again:
+                yield from (Move("again", stage, again) for again in (False, True))
+            if self.far:
+                words = _FAR if self.state else ("none", "activations")
+                yield from (Move("far", stage, word) for word in words)
+            if shards:
+                yield from (Move("shard", stage, word) for word in _SHARDS)
+        if plan.num_stages > 1 and (shards or (self.far and self.state)):
+            yield from (Move("prefetch", -1, ahead) for ahead in _AHEAD)
+        if self.beside and self.far:
+            yield from (Move("beside", -1, beside) for beside in (False, True))
+
+
+class _Seen(NamedTuple):
+    """A move and what the plan with it gives."""
+
+    move: Move
+    candidate: Candidate
+
+
+class Climber:
+    """Takes moves from a candidate on while that makes it better, and there is time.
+
+    It simulates fewer plans the more there is in each.
+    """
+
+    def __init__(self, field: Field, may: MayMove) -> None:
+        self.field, self.judge, self.may = field, field.judge, may
+        self.most = _MOST
+        self._known: dict[Plan, Candidate] = {}
+
+    def is_over(self) -> bool:
+        """Return whether no further plan is simulated."""
+        return len(self._known) >= self.most or self.field.is_over()
+
+    def climbed(self, best: Candidate) -> Candidate:
+        """Return the best candidate that is reached from `best` by single moves and pairs."""
+        before, plan = None, best.plan
+        most = _ACTIONS // (plan.num_stages * plan.step_micro_batches)
+        self.most = len(self._known) + max(_FEWEST, min(_MOST, most)) // 2
+        while best is not before and not self.is_over():
+            before = best
+            best = self._by_pairs(self._by_singles(best))
+        return best
+
+    def _by_singles(self, best: Candidate) -> Candidate:
+        before = None
+        while best is not before:
+            before = best
+            for move in self.may.moves(best.plan):
+                if self.is_over():
+                    return best
+                if _room(move, best.plan) == (-1 if best.refused else 1):
+                    continue  # a plan that fits needs no room, one that does not has none
+                other = self._with(best, move)
+                if other is not None and self.order(other) < self.order(best):
+                    best = other
+        return best
+
+    def _by_pairs(self, best: Candidate) -> Candidate:
+        """Return a better candidate by a move that is faster and one that makes room; or `best`."""
+        if best.refused:
+            return best
+        faster = [one for one in self._all(best, -1) if one.candidate.step_s < best.step_s]
+        rooms = self._all(best, 1) if faster else ()
+        leaner = [one for one in rooms if _frees(one.candidate, best)]
+        pairs = sorted(
+            (one.candidate.step_s + other.candidate.step_s - best.step_s, a, b)
+            for a, one in enumerate(faster)
+            for b, other in enumerate(leaner)
+            if one.move != other.move
+        )
+        for seconds, a, b in pairs[:_MOST_PAIRS]:
+            if self.is_over() or seconds >= best.step_s:
+                break
+            first = faster[a].move.apply(best.plan)
+            both = None if first is None else leaner[b].move.apply(first)
+            made = None if both is None else self._candidate(both)
+            if made is not None and self.order(made) < self.order(best):
+                return made
+        return best
+
+    def _all(self, best: Candidate, room: int) -> Iterator[_Seen]:
+        """Yield what each move gives from a candidate on that makes room, or takes it."""
+        for move in self.may.moves(best.plan):
+            if self.is_over():
+                return
+            if _room(move, best.plan) == -room:
+                continue
+            made = self._with(best, move)
+            if made is not None and made.peak_bytes:
+                yield _Seen(move, made)
+
+    def _with(self, best: Candidate, move: Move) -> Candidate | None:
+        plan = move.apply(best.plan)
+        return None if plan is None else self._candidate(plan)
+
+    def _candidate(self, plan: Plan) -> Candidate:
+        if plan not in self._known:
+            self._known[plan] = self.judge.candidate(plan)
+        return self._known[plan]
+
+    def starts(self, rows: Sequence[Candidate]) -> Iterator[Candidate]:
+        """Yield plans in units from which no search of one kind begins.
+
+        All state in parts of replicas, gathered early or late; and, where the best of `rows` does
+        without something, all of it in far memory.
+        """
+        if not rows:
+            return
+        plan = rows[0].plan
+        is_short = bool(rows[0].refused) or plan.shards or plan.offloads or any(plan.recompute)
+        replicas = [each.plan for each in rows if each.plan.replicas > 1]
+        wanted = [(replicas[0], "shard")] if replicas and self.may.shards else []
+        wanted += [(plan, "far")] if is_short and self.may.far and self.may.state else []
+        for of, what in wanted:
+            units = in_units(self.judge, _bare(of)) if self.may.cuts else _bare(of)
+            shard: tuple[Sharding, ...] = ("shard",) * units.num_stages if of.replicas > 1 else ()
+            far: tuple[Offloaded, ...] = ("all",) * units.num_stages if what == "far" else ()
+            made = replace(units, shard=shard, offload=far)
+            if not self.judge.rules.broken(made, self.judge.graph):
+                yield self._candidate(made)
+
+    def order(self, candidate: Candidate) -> tuple[float, ...]:
+        """Return what is to be small: what lacks, then the objective."""
+        if not candidate.refused:
+            return (0.0, *candidate.score(self.field.objective))
+        if not candidate.peak_bytes:
+            return (2.0,)
+        return (1.0, float(self.judge.lacking_bytes(candidate)), candidate.step_s)
+
+
+def _room(move: Move, plan: Plan) -> int:
+    """Return whether a move does nothing but make room, 1, nothing but take it, -1, or either."""
+    match move.what:
+        case "again":
+            return 1 if move.value else -1
+        case "far":
+            now = plan.offload[move.stage] if plan.offload else "none"
+            own, other = (_AWAY[word] for word in (now, str(move.value)))
+            return (own <= other) - (other <= own)
+        case _:
+            return 0
+
+
+def _frees(candidate: Candidate, best: Candidate) -> bool:
+    pairs = zip(candidate.peak_bytes, best.peak_bytes, strict=True)
+    return any(one < other for one, other in pairs)
+
+
+def with_moves(
+    field: Field,
+    candidates: Iterable[Candidate],
+    copies_beside: Callable[[Plan], bool],
+    may: MayMove,
+) -> Iterator[Candidate]:
+    """Yield what climbing makes of the best candidates, and of those whose replicas divide all.
+
+    Where memory is short also of plans that do without everything, and of those that keep all.
+    """
+    if field.objective == "memory" or not field.effort.rescues:
+        return
+    judge, climber = field.judge, Climber(field, may)
+    rows = sorted((each for each in candidates if _moves(judge, each.plan)), key=climber.order)
+    best = next(iter(rows), None)
+    forms: set[tuple[object, ...]] = set()
+    for start in (*rows, *climber.starts(rows)):
+        plan = start.plan
+        form = plan.cuts, plan.schedule, plan.replicas, plan.hosts, start in rows
+        if best is None or field.is_over():
+            return
+        if form in forms or (start in rows and not _is_near(field, start, best)):
+            continue
+        forms.add(form)
+        climber.may = may._replace(beside=may.beside and copies_beside(plan))
+        made = climber.climbed(start)
+        if _is_worth(field, made, best):
+            best = made
+            yield made
+
+
+def _is_worth(field: Field, candidate: Candidate, best: Candidate) -> bool:
+    """Return whether a candidate is so much better that it is worth what it makes of a plan."""
+    if candidate.refused or best.refused:
+        return not candidate.refused
+    score, least = (each.score(field.objective)[0] for each in (candidate, best))
+    return score < (1 - _WORTH) * least
+
+
+def _is_near(field: Field, candidate: Candidate, best: Candidate) -> bool:
+    """Return whether a candidate may become better than the best; where none fits, it may."""
+    if best.refused:
+        return True
+    score, least = (each.score(field.objective)[0] for each in (candidate, best))
+    return not candidate.refused and score <= _NEAR * least
+
+
+def _moves(judge: Judge, plan: Plan) -> bool:
+    """Return whether stages of a plan can do without what they hold."""
+    synchronous = not is_asynchronous(plan) and not plan.post_validation
+    alone = all(len(ranks) == 1 for ranks in judge.holders(plan))
+    return synchronous and alone and not copied_of(plan.schedule)
