@@ -17,12 +17,12 @@ GRAPH = chain([3, 3, 3, 3], [5, 6, 7, 8])
 
 # What a step computes, and what its numbers travel in: no count changes that.
 SURVIVE = (
-    *("graph", "clip", "commits", "joined", "split", "compiled", "wire", "sums"),
+    *("graph", "clip", "commits", "joined", "split", "compiled", "wire", "sums", "early"),
     "decisions",
 )
 GIVEN = ("cuts", "cut_names", "schedule", "num_micro_batches", "num_ranks", "replicas", "shares")
 BY_STAGE = ("recompute", "offload", "shard")
-DECIDED = ("beside", "prefetch", "parts", "guard", "post_validation", "buffers", "early", "hosts")
+DECIDED = ("beside", "prefetch", "parts", "guard", "post_validation", "buffers", "hosts")
 
 _AWAY = st.sampled_from(("none", "state", "activations", "both", "weights", "all"))
 _PARTS = st.sampled_from(("replicate", "shard", "shard_keep"))
@@ -107,7 +107,7 @@ def test_each_field_survives_a_change_of_counts_or_is_decided_by_it(data) -> Non
 def test_a_plan_with_its_own_counts_is_itself(plan: Plan) -> None:
     own = Counts(plan.cuts, plan.schedule, plan.num_ranks, plan.grid.shares)
     made = reshaped(plan, GRAPH, own)
-    one_rank = {"post_validation": False, "early": 0} if plan.num_ranks == 1 else {}
+    one_rank = {"post_validation": False} if plan.num_ranks == 1 else {}
     alone = {"buffers": "exact"} if plan.replicas == 1 and plan.buffers == "per replica" else {}
     assert made == replace(plan, **one_rank, **alone)
 

@@ -78,7 +78,7 @@ def reshaped(plan: Plan, graph: Graph, counts: Counts) -> Plan:
         post_validation=plan.post_validation and counts.ranks > 1,
         joined=plan.joined,
         buffers=_buffers(plan, replicas),
-        early=plan.early if counts.ranks > 1 else 0,
+        early=plan.early,
         shares=counts.shares,
         hosts=plan.hosts if total == plan.total_ranks else (),
         split=plan.split,
