@@ -42,7 +42,8 @@ def beginning_with(job: Job, place: Path | str) -> Job:
 
     Raises:   CheckpointError: there are none; when the model is built: they are of another model.
     """
-    files = _files(Path(place))
+    named = _files(Path(place))
+    files = {str(Path(file).absolute()): names for file, names in named.items()}
 
     def model() -> nn.Module:
         built = job.model()

@@ -53,7 +53,7 @@ def loaded(job: Job | str, terms: JobTerms = JobTerms()) -> Loaded:  # noqa: B00
     with noting():
         author = load_job(job) if isinstance(job, str) else job
     if terms.weights:
-        author = beginning_with(author, Path(terms.weights).absolute())
+        author = beginning_with(author, terms.weights)
     author = replayed(author)
     return Loaded(author, replaced(author, terms.rules))
 
