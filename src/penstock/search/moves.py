@@ -30,6 +30,7 @@ _FEWEST, _MOST = 60, 600  # plans that are simulated
 _ACTIONS = 40_000  # of all of them, stages times micro-batches of a step
 _MOST_PAIRS = 24  # of moves that are simulated together, for each climb
 _WORTH = 0.005  # of a step: what more decisions have to gain
+_WORTH_PLAIN = 0.05  # where none is needed: the simplest plan within that is taken
 _NEAR = 1.25  # times the best: what is started from
 _AHEAD = 0, 1, 2
 
@@ -247,7 +248,7 @@ class Climber:
         if not rows:
             return
         plan = rows[0].plan
-        is_short = bool(rows[0].refused) or plan.shards or plan.offloads or any(plan.recompute)
+        is_short = bool(rows[0].refused) or _does_without(plan)
         replicas = [each.plan for each in rows if each.plan.replicas > 1]
         wanted = [(replicas[0], "shard")] if replicas and self.may.shards else []
         wanted += [(plan, "far")] if is_short and self.may.far and self.may.state else []
@@ -322,7 +323,13 @@ def _is_worth(field: Field, candidate: Candidate, best: Candidate) -> bool:
     if candidate.refused or best.refused:
         return not candidate.refused
     score, least = (each.score(field.objective)[0] for each in (candidate, best))
-    return score < (1 - _WORTH) * least
+    worth = _WORTH if _does_without(best.plan) else _WORTH_PLAIN
+    return score < (1 - worth) * least
+
+
+def _does_without(plan: Plan) -> bool:
+    """Return whether stages of a plan do without anything."""
+    return plan.shards or plan.offloads or any(plan.recompute)
 
 
 def _is_near(field: Field, candidate: Candidate, best: Candidate) -> bool:

@@ -186,7 +186,8 @@ def _may_move(judge: Judge, fixed: Fixed) -> MayMove:
     far = all(profile.far_s_per_byte for profile in judge.profiles)
     state = not fixed.state_stays
     cuts = fixed.stages is None and fixed.schedule is None
-    return MayMove(again=True, far=far, state=state, shards=state, beside=True, cuts=cuts)
+    shards = state and not fixed.whole
+    return MayMove(again=True, far=far, state=state, shards=shards, beside=True, cuts=cuts)
 
 
 def evaluate(

@@ -53,6 +53,8 @@ class Fixed:
     rules:     that every plan keeps to.
     as_placed: whether hosts stay in the order in which they stand.
     state_stays: whether the optimizer's state cannot be in far memory, or in parts.
+    whole:     whether replicas divide their state only where memory is short: for runs that go on
+               when ranks are lost, and then have all that is needed.
     """
 
     ranks: int | None = None
@@ -70,6 +72,7 @@ class Fixed:
     rules: tuple[Rule, ...] = ()
     as_placed: bool = False
     state_stays: bool = False
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,6 +187,7 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
                 memory=ask.memory_asked(memory),
                 post_validation=post_validation,
                 rules=said,
+                whole=elastic,
             ),
             given_plan=chosen,
             resume=resume,
