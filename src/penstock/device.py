@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -27,6 +27,13 @@ _PROBED = 64  # rows of a product that makes the library of products take what i
 
 
 _fork_rng: Any = torch.random.fork_rng  # pyright: ignore
+
+
+class Mark(NamedTuple):
+    """A moment of what is queued on an accelerator, and when the host queued it."""
+
+    event: Any
+    queued_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,14 +148,19 @@ class Device:
             return time.perf_counter()
         event = self._of_kind.Event(enable_timing=True)
         event.record()
-        return event
+        return Mark(event, time.perf_counter())
 
     def seconds_between(self, start: Any, end: Any) -> float:
-        """Return the seconds from one mark to a later one; the host waits for that."""
+        """Return the seconds from one mark to a later one; the host waits for that.
+
+        Where events of a kind tell no time, those between the moments at which both were queued.
+        """
         if not self.is_queued:
             return end - start
-        end.synchronize()
-        return 1e-3 * start.elapsed_time(end)
+        end.event.synchronize()
+        if not hasattr(end.event, "elapsed_time"):
+            return end.queued_s - start.queued_s
+        return 1e-3 * start.event.elapsed_time(end.event)
 
     @property
     def cache_bytes(self) -> int:
@@ -195,18 +207,15 @@ class Device:
 
         Return what lets go of it once no copy is under way; None where it cannot be fixed.
         """
-        runtime = getattr(self._of_kind, "cudart", None)
+        asked = getattr(self._of_kind, "cudart", None)
+        runtime: Any = None if asked is None else asked()
         size_bytes, place = memory.nbytes, memory.data_ptr()
-        if (
-            runtime is None
-            or not size_bytes
-            or int(runtime().cudaHostRegister(place, size_bytes, 0))
-        ):
+        if runtime is None or not size_bytes or int(runtime.cudaHostRegister(place, size_bytes, 0)):
             return None
 
         def let_go() -> None:
             self.synchronize()
-            runtime().cudaHostUnregister(place)
+            runtime.cudaHostUnregister(place)
 
         return let_go
 

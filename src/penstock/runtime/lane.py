@@ -111,7 +111,7 @@ class Queued:
 
     def wait(self) -> None:
         """Let the computing stream go on behind its end."""
-        self.device.current_stream().wait_event(self.over)
+        self.device.current_stream().wait_event(self.over.event)
 
 
 @final

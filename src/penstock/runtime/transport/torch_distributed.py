@@ -261,6 +261,8 @@ class TorchDistributedTransport:
             waited.to_receive_s += clock() - before
             if posting is not None:  # its memory is that stream's, and read on another
                 device.used_on(flat, device.current_stream())
+                with device.queueing_on(posting):  # what it hands out again has been received
+                    work.wait()
             tensors = unpacked(flat, specs)
             return tensors if len(tensors) < 2 else [tensor.clone() for tensor in tensors]
 
