@@ -29,7 +29,7 @@ _PROBED = 64  # rows of a product that makes the library of products take what i
 _fork_rng: Any = torch.random.fork_rng  # pyright: ignore
 
 
-class Mark(NamedTuple):
+class QueuedMark(NamedTuple):
     """A moment of what is queued on an accelerator, and when the host queued it."""
 
     event: Any
@@ -148,7 +148,7 @@ class Device:
             return time.perf_counter()
         event = self._of_kind.Event(enable_timing=True)
         event.record()
-        return Mark(event, time.perf_counter())
+        return QueuedMark(event, time.perf_counter())
 
     def seconds_between(self, start: Any, end: Any) -> float:
         """Return the seconds from one mark to a later one; the host waits for that.

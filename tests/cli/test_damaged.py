@@ -79,7 +79,7 @@ READ_BY = {
     "measured.trace.json": (("report", "{run}"), ("replay", "{run}")),
     "metrics.jsonl": (("report", "{run}"),),
     "summary.json": (("report", "{run}"),),
-    "job.json": (("export", "{run}", "--to", "{run}/a.safetensors"),),
+    "job.json": (("export", "{run}", "--to", "{run}/a.safetensors", "--yes"),),
     "checkpoints/step-000004/state.json": (
         ("export", "{run}", "--to", "{run}/a.safetensors", "--job", JOB),
     ),

@@ -19,6 +19,7 @@ class Queue:
     now_s: float = 0.0
     waits: list[float] = field(default_factory=list)
     is_queued, cache_bytes, place = True, 64, torch.device("cpu")
+    usable_bytes = 2**30
 
     def mark(self) -> float:
         self.now_s += 1.0

@@ -13,7 +13,7 @@ from penstock.errors import PlanError
 from penstock.plan import Plan, plan_by_hand
 from penstock.search import Fixed, search
 from penstock.search.judge import Judge
-from penstock.search.moves import MayMove, Move
+from penstock.search.moves import MayMove, StageMove
 from tests.search.chains import chain, cluster_of, profile_of
 
 GRAPH = chain([400, 300, 500], [60, 40, 20])
@@ -102,7 +102,7 @@ def test_a_move_changes_what_it_says_and_what_has_to_go_with_it(data) -> None:
 
 def test_moves_that_a_plan_cannot_have_are_none() -> None:
     plan = plan_by_hand(GRAPH, [0, 1], "breadth_first", num_micro_batches=4, num_ranks=1)
-    assert Move("shard", 0, "shard").apply(plan) is None  # of one replica
-    assert Move("prefetch", -1, 1).apply(plan) is None  # of nothing
-    assert Move("beside", -1, True).apply(plan) is None
-    assert Move("again", 0, False).apply(plan) is None  # as it is
+    assert StageMove("shard", 0, "shard").apply(plan) is None  # of one replica
+    assert StageMove("prefetch", -1, 1).apply(plan) is None  # of nothing
+    assert StageMove("beside", -1, True).apply(plan) is None
+    assert StageMove("again", 0, False).apply(plan) is None  # as it is

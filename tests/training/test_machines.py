@@ -4,10 +4,9 @@ import pytest
 
 from penstock.cluster import Cluster, Link
 from penstock.device import Device
-from penstock.errors import PlanError
 from penstock.files import cache_folder
 from penstock.profile.store import keep_link
-from penstock.training import prepare, train
+from penstock.training import prepare
 from penstock.training.listener import SILENT
 
 
@@ -51,9 +50,3 @@ def test_step_on_an_accelerator_is_measured_beside_no_companions(monkeypatch) ->
     with pytest.raises(KeyboardInterrupt):
         prepare.measured_as("cpu", None, None, cluster, SILENT)
     assert asked == [0]
-
-
-def test_ranks_that_come_and_go_are_refused_on_an_accelerator(monkeypatch) -> None:
-    monkeypatch.setattr(train, "here", lambda: Device("cuda"))
-    with pytest.raises(PlanError, match="cannot be on an accelerator"):
-        train._check_elastic(True, eager=False, mtbf=None)

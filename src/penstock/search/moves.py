@@ -47,7 +47,7 @@ _FAR: tuple[Offloaded, ...] = get_args(Offloaded)
 _SHARDS: tuple[Sharding, ...] = get_args(Sharding)
 
 
-class Move(NamedTuple):
+class StageMove(NamedTuple):
     """One decision taken otherwise.
 
     stage:  of which; -1: of the plan as a whole.
@@ -133,27 +133,27 @@ class MayMove(NamedTuple):
     beside: bool
     cuts: bool
 
-    def moves(self, plan: Plan) -> Iterator[Move]:
+    def moves(self, plan: Plan) -> Iterator[StageMove]:
         """Yield all moves there are for plans with as many stages and replicas."""
         shards = self.shards and plan.replicas > 1
         for stage in range(plan.num_stages):
             if self.again:
-                yield from (Move("again", stage, again) for again in (False, True))
+                yield from (StageMove("again", stage, again) for again in (False, True))
             if self.far:
                 words = _FAR if self.state else ("none", "activations")
-                yield from (Move("far", stage, word) for word in words)
+                yield from (StageMove("far", stage, word) for word in words)
             if shards:
-                yield from (Move("shard", stage, word) for word in _SHARDS)
+                yield from (StageMove("shard", stage, word) for word in _SHARDS)
         if plan.num_stages > 1 and (shards or (self.far and self.state)):
-            yield from (Move("prefetch", -1, ahead) for ahead in _AHEAD)
+            yield from (StageMove("prefetch", -1, ahead) for ahead in _AHEAD)
         if self.beside and self.far:
-            yield from (Move("beside", -1, beside) for beside in (False, True))
+            yield from (StageMove("beside", -1, beside) for beside in (False, True))
 
 
-class _Seen(NamedTuple):
+class _TriedMove(NamedTuple):
     """A move and what the plan with it gives."""
 
-    move: Move
+    move: StageMove
     candidate: Candidate
 
 
@@ -219,7 +219,7 @@ class Climber:
                 return made
         return best
 
-    def _all(self, best: Candidate, room: int) -> Iterator[_Seen]:
+    def _all(self, best: Candidate, room: int) -> Iterator[_TriedMove]:
         """Yield what each move gives from a candidate on that makes room, or takes it."""
         for move in self.may.moves(best.plan):
             if self.is_over():
@@ -228,9 +228,9 @@ class Climber:
                 continue
             made = self._with(best, move)
             if made is not None and made.peak_bytes:
-                yield _Seen(move, made)
+                yield _TriedMove(move, made)
 
-    def _with(self, best: Candidate, move: Move) -> Candidate | None:
+    def _with(self, best: Candidate, move: StageMove) -> Candidate | None:
         plan = move.apply(best.plan)
         return None if plan is None else self._candidate(plan)
 
@@ -269,7 +269,7 @@ class Climber:
         return (1.0, float(self.judge.lacking_bytes(candidate)), candidate.step_s)
 
 
-def _room(move: Move, plan: Plan) -> int:
+def _room(move: StageMove, plan: Plan) -> int:
     """Return whether a move does nothing but make room, 1, nothing but take it, -1, or either."""
     match move.what:
         case "again":
