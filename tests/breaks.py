@@ -4214,7 +4214,7 @@ BREAKS = (
     Break(
         "nobody waits for a sum on its stream",
         "runtime/lane.py",
-        "        self.device.current_stream().wait_event(self.over)\n",
+        "        self.device.current_stream().wait_event(self.over.event)\n",
         "        pass\n",
         ("tests/rehearsal/test_large.py",),
         "a stage computes with weights that are still gathered",
