@@ -2024,8 +2024,8 @@ BREAKS = (
     Break(
         "weights_of_each_replica_go_far_whole",
         "search/moves.py",
-        'parts[stage] = "shard"',
-        'parts[stage] = "replicate"',
+        'row[stage] = "shard"',
+        'row[stage] = "replicate"',
         ("tests/search/test_moves.py",),
         "a move that no plan can have, where it goes with another",
     ),

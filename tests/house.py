@@ -71,7 +71,7 @@ def lines_of(name: str) -> int:
 def imports_of(name: str) -> frozenset[str]:
     """Return the modules of the package that one imports."""
     found: set[str] = set()
-    for node in _run(tree_of(name)):
+    for node in run(tree_of(name)):
         if isinstance(node, ast.Import):
             found |= {alias.name.removeprefix("penstock.") for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -83,15 +83,15 @@ def imports_of(name: str) -> frozenset[str]:
     return frozenset(found & modules().keys())
 
 
-def _run(node: ast.AST) -> Iterator[ast.AST]:
+def run(node: ast.AST) -> Iterator[ast.AST]:
     """Yield the nodes of a tree that are run; what TYPE_CHECKING guards is not."""
     yield node
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
             for other in child.orelse:
-                yield from _run(other)
+                yield from run(other)
         else:
-            yield from _run(child)
+            yield from run(child)
 
 
 def behind(name: str) -> set[str]:

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import penstock
-from tests.house import BEHIND, SET_FROZEN, WIDE_FUNCTIONS, WIDE_RECORDS, measured
+from tests.house import BEHIND, SET_FROZEN, WIDE_FUNCTIONS, WIDE_RECORDS, measured, run
 
 SRC = Path(penstock.__file__).parent
 
@@ -130,7 +130,7 @@ def dotted(file: str) -> str:
 def imports(tree: ast.AST) -> set[str]:
     """Return the dotted names that running a module imports, also inside its functions."""
     names: set[str] = set()
-    for node in _runs(tree):
+    for node in run(tree):
         match node:
             case ast.Import(aliases):
                 names |= {alias.name for alias in aliases}
@@ -139,17 +139,6 @@ def imports(tree: ast.AST) -> set[str]:
             case _:
                 pass
     return names
-
-
-def _runs(tree: ast.AST):
-    """Yield the nodes of a tree that are run; what TYPE_CHECKING guards is not."""
-    yield tree
-    for child in ast.iter_child_nodes(tree):
-        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
-            for other in child.orelse:
-                yield from _runs(other)
-        else:
-            yield from _runs(child)
 
 
 def rooms_imported(tree: ast.AST) -> set[str]:

@@ -19,28 +19,20 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from penstock.graph.stages import Recompute
-from penstock.plan.plan import Plan, is_asynchronous
+from penstock.plan.plan import Plan
 from penstock.program.codes import COPIED, COST_ROW, OFFLOAD, RELOAD
-from penstock.program.passes.offload import Offloaded
+from penstock.program.passes.offload import AWAY, Offloaded
 from penstock.schedule.orders import B, F, I, U, W
 from penstock.schedule.recipe import copied_of
 from penstock.search.candidate import Candidate
 from penstock.search.field import Field
 from penstock.search.judge import Judge
 from penstock.search.recompute import keeping_all
-from penstock.search.sharded import in_units
+from penstock.search.sharded import in_units, lets_go
 
 _MOST_PLANS = 2
 _Kind: TypeAlias = Literal["state", "activations", "weights", "again"]
-_Kinds: TypeAlias = tuple[bool, bool, bool]  # state, activations, weights
-_WORDS: dict[_Kinds, Offloaded] = {
-    (False, False, False): "none",
-    (True, False, False): "state",
-    (False, True, False): "activations",
-    (True, True, False): "both",
-    (True, False, True): "weights",
-    (True, True, True): "all",
-}
+_WORD_OF: dict[frozenset[str], Offloaded] = {kinds: word for word, kinds in AWAY.items()}
 _ALL: tuple[Offloaded, ...] = ("state", "activations", "both", "all")
 
 
@@ -92,9 +84,8 @@ def with_far(
 
 def _may_wait(judge: Judge, plan: Plan) -> bool:
     """Return whether what stages of a plan hold can wait in far memory."""
-    synchronous = not is_asynchronous(plan) and not plan.post_validation
-    alone = all(len(ranks) == 1 for ranks in judge.holders(plan))
-    return synchronous and alone and not copied_of(plan.schedule) and not plan.offloads
+    free = lets_go(judge, plan)
+    return free and not copied_of(plan.schedule) and not plan.offloads
 
 
 class _WaitingForm:
@@ -201,5 +192,5 @@ class _WaitingForm:
 
 def _word(kinds: set[_Kind]) -> Offloaded:
     """Return what a plan says of these; the state is moved with the weights anyway."""
-    weights = "weights" in kinds
-    return _WORDS[weights or "state" in kinds, "activations" in kinds, weights]
+    moved = {"state"} if "weights" in kinds else set[str]()
+    return _WORD_OF[frozenset(moved | kinds - {"again"})]

@@ -14,17 +14,17 @@ Source:  the four passes of DeepCompile, arXiv:2504.09983, decided together; not
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from typing import Literal, NamedTuple, TypeAlias, cast, get_args
 
 from penstock.errors import PlanError
-from penstock.plan.plan import Plan, is_asynchronous
-from penstock.program.passes.offload import Offloaded
+from penstock.plan.plan import Plan
+from penstock.program.passes.offload import AWAY, Offloaded
 from penstock.program.passes.shard import Sharding
 from penstock.schedule.recipe import copied_of
 from penstock.search.candidate import Candidate
 from penstock.search.field import Field
 from penstock.search.judge import Judge
-from penstock.search.sharded import in_units
+from penstock.search.sharded import in_units, lets_go, order
 
 _FEWEST, _MOST = 60, 600  # plans that are simulated
 _ACTIONS = 40_000  # of all of them, stages times micro-batches of a step
@@ -35,14 +35,6 @@ _NEAR = 1.25  # times the best: what is started from
 _AHEAD = 0, 1, 2
 
 _What: TypeAlias = Literal["again", "far", "shard", "prefetch", "beside"]
-_AWAY: dict[str, frozenset[str]] = {  # what a word says is in far memory
-    "none": frozenset(),
-    "state": frozenset({"state"}),
-    "activations": frozenset({"activations"}),
-    "both": frozenset({"state", "activations"}),
-    "weights": frozenset({"state", "weights"}),
-    "all": frozenset({"state", "weights", "activations"}),
-}
 _FAR: tuple[Offloaded, ...] = get_args(Offloaded)
 _SHARDS: tuple[Sharding, ...] = get_args(Sharding)
 
@@ -73,34 +65,31 @@ class StageMove(NamedTuple):
                 again[self.stage] = bool(self.value)
                 return replace(plan, recompute=tuple(again))
             case "far":
-                words = list[str](plan.offload or ("none",) * stages)
-                words[self.stage] = str(self.value)
-                return _placed(plan, words, list[str](plan.shard))
+                words = list[Offloaded](plan.offload or ("none",) * stages)
+                words[self.stage] = cast("Offloaded", self.value)
+                return _placed(plan, words, plan.shard)
             case "shard":
-                parts = list[str](plan.shard or ("replicate",) * stages)
-                parts[self.stage] = str(self.value)
-                return _placed(plan, list[str](plan.offload), parts)
+                parts = list[Sharding](plan.shard or ("replicate",) * stages)
+                parts[self.stage] = cast("Sharding", self.value)
+                return _placed(plan, plan.offload, parts)
             case "prefetch":
                 return replace(plan, prefetch=int(self.value))
             case "beside":
                 return replace(plan, beside=bool(self.value))
 
 
-def _placed(plan: Plan, words: list[str], parts: list[str]) -> Plan:
+def _placed(plan: Plan, words: Sequence[Offloaded], parts: Sequence[Sharding]) -> Plan:
     """Return the plan with what is in far memory, and what in parts, and nothing that needs none.
 
     Weights that several replicas have go to far memory in parts.
     """
-    if plan.replicas > 1:
-        parts = parts or ["replicate"] * plan.num_stages
-        for stage, word in enumerate(words):
-            if word in ("weights", "all") and parts[stage] == "replicate":
-                parts[stage] = "shard"
-    far: tuple[Offloaded, ...] = tuple(w for word in words for w in _FAR if w == word)
-    shard: tuple[Sharding, ...] = tuple(w for word in parts for w in _SHARDS if w == word)
-    offload = far if any(word != "none" for word in far) else ()
-    shard = shard if any(word != "replicate" for word in shard) else ()
-    fetches = bool(shard) or any(word in ("weights", "all") for word in offload)
+    row = list[Sharding](parts or ("replicate",) * plan.num_stages)
+    for stage, word in enumerate(words):
+        if plan.replicas > 1 and "weights" in AWAY[word] and row[stage] == "replicate":
+            row[stage] = "shard"
+    offload = tuple(words) if any(word != "none" for word in words) else ()
+    shard = tuple(row) if any(word != "replicate" for word in row) else ()
+    fetches = bool(shard) or any("weights" in AWAY[word] for word in offload)
     return replace(
         plan,
         offload=offload,
@@ -164,19 +153,23 @@ class Climber:
     """
 
     def __init__(self, field: Field, may: MayMove) -> None:
-        self.field, self.judge, self.may = field, field.judge, may
-        self.most = _MOST
+        self.field, self.judge = field, field.judge
+        self._may, self._most = may, _MOST
         self._known: dict[Plan, Candidate] = {}
 
     def is_over(self) -> bool:
         """Return whether no further plan is simulated."""
-        return len(self._known) >= self.most or self.field.is_over()
+        return len(self._known) >= self._most or self.field.is_over()
 
-    def climbed(self, best: Candidate) -> Candidate:
-        """Return the best candidate that is reached from `best` by single moves and pairs."""
+    def climbed(self, best: Candidate, *, beside: bool) -> Candidate:
+        """Return the best candidate that is reached from `best` by single moves and pairs.
+
+        beside:  whether copies may run beside computes.
+        """
+        self._may = self._may._replace(beside=beside)
         before, plan = None, best.plan
         most = _ACTIONS // (plan.num_stages * plan.step_micro_batches)
-        self.most = len(self._known) + max(_FEWEST, min(_MOST, most)) // 2
+        self._most = len(self._known) + max(_FEWEST, min(_MOST, most)) // 2
         while best is not before and not self.is_over():
             before = best
             best = self._by_pairs(self._by_singles(best))
@@ -186,13 +179,13 @@ class Climber:
         before = None
         while best is not before:
             before = best
-            for move in self.may.moves(best.plan):
+            for move in self._may.moves(best.plan):
                 if self.is_over():
                     return best
                 if _room(move, best.plan) == (-1 if best.refused else 1):
                     continue  # a plan that fits needs no room, one that does not has none
                 other = self._with(best, move)
-                if other is not None and self.order(other) < self.order(best):
+                if other is not None and order(self.field, other) < order(self.field, best):
                     best = other
         return best
 
@@ -215,13 +208,13 @@ class Climber:
             first = faster[a].move.apply(best.plan)
             both = None if first is None else leaner[b].move.apply(first)
             made = None if both is None else self._candidate(both)
-            if made is not None and self.order(made) < self.order(best):
+            if made is not None and order(self.field, made) < order(self.field, best):
                 return made
         return best
 
     def _all(self, best: Candidate, room: int) -> Iterator[_TriedMove]:
         """Yield what each move gives from a candidate on that makes room, or takes it."""
-        for move in self.may.moves(best.plan):
+        for move in self._may.moves(best.plan):
             if self.is_over():
                 return
             if _room(move, best.plan) == -room:
@@ -242,31 +235,23 @@ class Climber:
     def starts(self, rows: Sequence[Candidate]) -> Iterator[Candidate]:
         """Yield plans in units from which no search of one kind begins.
 
-        All state in parts of replicas, gathered early or late; and, where the best of `rows` does
-        without something, all of it in far memory.
+        One with all state in parts of replicas; and, where the best of `rows` does without
+        something, one with all of it in far memory.
         """
         if not rows:
             return
         plan = rows[0].plan
         is_short = bool(rows[0].refused) or _does_without(plan)
         replicas = [each.plan for each in rows if each.plan.replicas > 1]
-        wanted = [(replicas[0], "shard")] if replicas and self.may.shards else []
-        wanted += [(plan, "far")] if is_short and self.may.far and self.may.state else []
+        wanted = [(replicas[0], "shard")] if replicas and self._may.shards else []
+        wanted += [(plan, "far")] if is_short and self._may.far and self._may.state else []
         for of, what in wanted:
-            units = in_units(self.judge, _bare(of)) if self.may.cuts else _bare(of)
+            units = in_units(self.judge, _bare(of)) if self._may.cuts else _bare(of)
             shard: tuple[Sharding, ...] = ("shard",) * units.num_stages if of.replicas > 1 else ()
             far: tuple[Offloaded, ...] = ("all",) * units.num_stages if what == "far" else ()
             made = replace(units, shard=shard, offload=far)
             if not self.judge.rules.broken(made, self.judge.graph):
                 yield self._candidate(made)
-
-    def order(self, candidate: Candidate) -> tuple[float, ...]:
-        """Return what is to be small: what lacks, then the objective."""
-        if not candidate.refused:
-            return (0.0, *candidate.score(self.field.objective))
-        if not candidate.peak_bytes:
-            return (2.0,)
-        return (1.0, float(self.judge.lacking_bytes(candidate)), candidate.step_s)
 
 
 def _room(move: StageMove, plan: Plan) -> int:
@@ -276,8 +261,8 @@ def _room(move: StageMove, plan: Plan) -> int:
             return 1 if move.value else -1
         case "far":
             now = plan.offload[move.stage] if plan.offload else "none"
-            own, other = (_AWAY[word] for word in (now, str(move.value)))
-            return (own <= other) - (other <= own)
+            away, other = AWAY[now], AWAY[cast("Offloaded", move.value)]
+            return (away <= other) - (other <= away)
         case _:
             return 0
 
@@ -293,14 +278,12 @@ def with_moves(
     copies_beside: Callable[[Plan], bool],
     may: MayMove,
 ) -> Iterator[Candidate]:
-    """Yield what climbing makes of the best candidates, and of those whose replicas divide all.
-
-    Where memory is short also of plans that do without everything, and of those that keep all.
-    """
+    """Yield what climbing makes of the best candidates, and of those that `Climber.starts` adds."""
     if field.objective == "memory" or not field.effort.rescues:
         return
     judge, climber = field.judge, Climber(field, may)
-    rows = sorted((each for each in candidates if _moves(judge, each.plan)), key=climber.order)
+    movable = (each for each in candidates if _moves(judge, each.plan))
+    rows = sorted(movable, key=lambda candidate: order(field, candidate))
     best = next(iter(rows), None)
     forms: set[tuple[object, ...]] = set()
     for start in (*rows, *climber.starts(rows)):
@@ -311,8 +294,7 @@ def with_moves(
         if form in forms or (start in rows and not _is_near(field, start, best)):
             continue
         forms.add(form)
-        climber.may = may._replace(beside=may.beside and copies_beside(plan))
-        made = climber.climbed(start)
+        made = climber.climbed(start, beside=may.beside and copies_beside(plan))
         if _is_worth(field, made, best):
             best = made
             yield made
@@ -342,6 +324,4 @@ def _is_near(field: Field, candidate: Candidate, best: Candidate) -> bool:
 
 def _moves(judge: Judge, plan: Plan) -> bool:
     """Return whether stages of a plan can do without what they hold."""
-    synchronous = not is_asynchronous(plan) and not plan.post_validation
-    alone = all(len(ranks) == 1 for ranks in judge.holders(plan))
-    return synchronous and alone and not copied_of(plan.schedule)
+    return lets_go(judge, plan) and not copied_of(plan.schedule)

@@ -50,7 +50,7 @@ def with_shards(field: Field) -> Iterator[Candidate]:
             if field.is_over():
                 break
             made = _fitted(field.judge, plan)
-            if best is None or _order(field, made) < _order(field, best):
+            if best is None or order(field, made) < order(field, best):
                 best = made
         if best is not None:
             yield _kept_whole(field, _shared(field, best))
@@ -58,10 +58,16 @@ def with_shards(field: Field) -> Iterator[Candidate]:
 
 def _may_share(judge: Judge, candidate: Candidate) -> bool:
     """Return whether replicas of a plan can divide its stages among them."""
-    plan = candidate.plan
+    return candidate.plan.replicas > 1 and lets_go(judge, candidate.plan)
+
+
+def lets_go(judge: Judge, plan: Plan) -> bool:
+    """Return whether ranks of a plan may be without what a stage holds while it is not used.
+
+    They may where it updates at the end of a step, for good, and has one copy in a replica.
+    """
     synchronous = not is_asynchronous(plan) and not plan.post_validation
-    alone = all(len(ranks) == 1 for ranks in judge.holders(plan))
-    return plan.replicas > 1 and synchronous and alone
+    return synchronous and all(len(ranks) == 1 for ranks in judge.holders(plan))
 
 
 def _ways(judge: Judge, plan: Plan) -> Iterator[Plan]:
@@ -164,7 +170,7 @@ def _shared(field: Field, best: Candidate) -> Candidate:
             if field.is_over():
                 return best
             made = _fitted(field.judge, plan)
-            if _order(field, made) < _order(field, best):
+            if order(field, made) < order(field, best):
                 best, improved = made, True
                 break
     return best
@@ -188,7 +194,7 @@ def _kept_whole(field: Field, best: Candidate) -> Candidate:
             if other == best.plan or judge.rules.broken(other, judge.graph):
                 continue
             made = _fitted(judge, other)
-            if _order(field, made) < _order(field, best):
+            if order(field, made) < order(field, best):
                 best = made
     return best
 
@@ -202,9 +208,9 @@ def _changed(plan: Plan, change: tuple[int, Sharding] | int) -> Plan:
     return plan if all(each == "replicate" for each in row) else replace(plan, shard=tuple(row))
 
 
-def _order(field: Field, candidate: Candidate) -> tuple[float, ...]:
-    """Return what to compare candidates by: those that fit first."""
+def order(field: Field, candidate: Candidate) -> tuple[float, ...]:
+    """Return what to compare candidates by: those that fit first, then those that lack least."""
     if not candidate.refused:
         return (0.0, *candidate.score(field.objective))
     lacks = field.judge.lacking_bytes(candidate) if candidate.peak_bytes else float("inf")
-    return (1.0, lacks)
+    return (1.0, lacks, candidate.step_s)

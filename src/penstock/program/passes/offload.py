@@ -46,6 +46,14 @@ from penstock.program.program import (
 from penstock.schedule.schedule import Action, Kind
 
 Offloaded = Literal["none", "state", "activations", "both", "weights", "all"]
+AWAY: dict[Offloaded, frozenset[str]] = {  # what each says is in far memory
+    "none": frozenset(),
+    "state": frozenset({"state"}),
+    "activations": frozenset({"activations"}),
+    "both": frozenset({"state", "activations"}),
+    "weights": frozenset({"state", "weights"}),
+    "all": frozenset({"state", "activations", "weights"}),
+}
 
 
 def offload(program: Program, what: Sequence[Offloaded], *, beside: bool = False) -> Program:
