@@ -17,6 +17,8 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryFile
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -24,7 +26,8 @@ import torch.distributed as dist
 from penstock.cli import main
 from penstock.cluster import Cluster, DeviceKind, Host, Link
 from penstock.errors import ClusterError, PlanError, RunError
-from penstock.graph.trace import capture
+from penstock.graph.trace import Capture, capture
+from penstock.job import Job
 from penstock.plan import Plan, plan_by_hand
 from penstock.plan.lower import lower_plan
 from penstock.profile import Profile
@@ -33,11 +36,20 @@ from penstock.runtime import launch
 from penstock.runtime.worker import RankResult
 from penstock.timeline import breakdown_from_json
 from penstock.training.agree import agree, program_digest
-from penstock.training.choose import Machines, on_hosts_of
+from penstock.training.choose import on_hosts_of
 from penstock.training.listener import SILENT
 from penstock.training.prepare import joined_step, started_on
 from penstock.training.rendezvous import Rendezvous
-from penstock.training.torchrun import _ASK, _ENOUGH, _TOLD, _launch, _plan_rank, _profiled, _serve
+from penstock.training.torchrun import (
+    _ASK,
+    _ENOUGH,
+    _TOLD,
+    _launch,
+    _Outset,
+    _plan_rank,
+    _profiled,
+    _serve,
+)
 from tests.cli import training
 from tests.cli.conftest import Call
 from tests.runtime.as_torchrun import as_torchrun
@@ -170,6 +182,11 @@ def rendezvous(**told: str) -> Rendezvous:
     return made
 
 
+def start_of(asked: Rendezvous, job: Job, captured: Capture, cluster: Cluster | None) -> _Outset:
+    session: Any = SimpleNamespace(job=job, listener=SILENT)
+    return _Outset(session, asked, captured, (0, None), cluster, count())
+
+
 @pytest.fixture
 def rank_1(monkeypatch: pytest.MonkeyPatch) -> None:
     started = {"RANK": 1, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2, "WORLD_SIZE": 2}
@@ -184,7 +201,7 @@ def test_leaders_of_a_kind_of_device_measure_the_step_that_rank_0_asks_for() -> 
     joined, pairs = joined_step(job, captured, 2, (), SILENT)
     asks = {_ASK.format(0): "[2, []]", _ASK.format(1): "[1, []]", _ASK.format(2): _ENOUGH}
     asked = rendezvous(**asks)
-    _serve(asked, job, captured, Machines(UNLIKE))
+    _serve(start_of(asked, job, captured, UNLIKE))
     for number, (step, own) in enumerate(((pairs, joined), (captured, job))):
         told = asked.take(_TOLD.format(number, "small"))
         profile = Profile.from_json(json.loads(told), "small")
@@ -202,7 +219,7 @@ def test_rank_that_leads_no_kind_of_device_measures_nothing() -> None:
     alike = Cluster((BIG,), (Host("a", "big", 2),), inside=Link(1e-4, 1e9))
     for nobody_to_lead in (alike, None):
         asked = rendezvous(**{_ASK.format(0): "[1, []]", _ASK.format(1): _ENOUGH})
-        _serve(asked, job, capture(job), Machines(nobody_to_lead))
+        _serve(start_of(asked, job, capture(job), nobody_to_lead))
         assert not asked.store.check([_TOLD.format(0, "big")])
 
 

@@ -2,14 +2,20 @@
 
 import itertools
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from penstock.errors import CheckpointError
 from penstock.job import Job
-from penstock.training.audited_run import forgets
+from penstock.training.examine import Examined
+from penstock.training.listener import SILENT
+from penstock.training.session import Session
+from penstock.training.update_memory import check_updates, forgets
 
 
 def job_of(optimizer: Callable[..., Optimizer]) -> Job:
@@ -53,6 +59,24 @@ def test_a_hook_that_counts_its_calls_is_not_audited_and_the_words_say_why(hook)
     assert "keeps something in no checkpoint" in forgets(job_of(hooked(hook)))
 
 
+@pytest.mark.parametrize("hook", COUNTS.values(), ids=COUNTS)
+def test_a_run_that_would_begin_it_anew_is_refused_with_the_line_that_keeps_it(hook) -> None:
+    with pytest.raises(CheckpointError, match=r"cannot be resumed: (?s:.*)test_forgets\.py:\d+"):
+        check_updates(job_of(hooked(hook)))
+
+
+@pytest.mark.parametrize("asked", [{"resume": Path("step-000002")}, {"elastic": True}])
+def test_it_is_refused_by_the_process_that_leads_before_a_rank_begins(asked) -> None:
+    job = job_of(hooked(COUNTS["every third step"]))
+    care = SimpleNamespace(forget=False)
+    session = SimpleNamespace(job=job, key="", care=care, listener=SILENT, elastic=False)
+    session.elastic = asked.get("elastic", False)
+    with pytest.raises(CheckpointError, match=r"^the job.s optimizer cannot be resumed"):
+        Session._check_resumed(session, Examined(), asked.get("resume"))
+    session.care.forget = True
+    Session._check_resumed(session, Examined(), asked.get("resume"))
+
+
 @pytest.mark.parametrize(
     "optimizer",
     [
@@ -64,3 +88,4 @@ def test_a_hook_that_counts_its_calls_is_not_audited_and_the_words_say_why(hook)
 )
 def test_what_a_checkpoint_holds_is_audited(optimizer) -> None:
     assert forgets(job_of(optimizer)) == ""
+    check_updates(job_of(optimizer))

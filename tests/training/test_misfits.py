@@ -14,8 +14,10 @@ import penstock as ps
 from penstock.errors import AloneError, BatchMisfitError, RankMisfitError
 from penstock.graph.trace import capture
 from penstock.job import Job
+from penstock.runtime import checkpoint
 from penstock.training.examine import Examined
 from penstock.training.misfits import go_on_alone, go_on_unplanned
+from penstock.training.phases import TrainedPhase, UntilFile
 
 LATE = 41  # number of the first one that is unlike; four are a step, and two steps are proved
 
@@ -89,15 +91,42 @@ def test_a_run_goes_on_without_a_plan_from_its_newest_checkpoint(tmp_path):
 def session(**options):
     care = SimpleNamespace(check=options.pop("check", True))
     strict = options.pop("strict", False)
-    fixed = {"is_strict": lambda: strict, "elastic": False, "care": care, **options}
-    return SimpleNamespace(author=job_of(greater), key="", **fixed)
+    fixed = {"is_strict": lambda: strict, "elastic": False, "care": care, "goal": None, **options}
+    return SimpleNamespace(author=job_of(greater), job=job_of(greater), key="", **fixed)
 
 
-@pytest.mark.parametrize("asked", [{"strict": True}, {"elastic": True}, {"check": False}])
-def test_a_plan_that_is_required_ends_the_run_at_a_misfit(asked):
+@pytest.mark.parametrize(
+    ("asked", "hint"),
+    [({"strict": True}, "what asks for a plan"), ({"elastic": True}, "--elastic"), ({}, "")],
+)
+def test_a_plan_that_is_required_ends_the_run_at_a_misfit_and_says_how_it_goes_on(asked, hint):
     problem = RankMisfitError("rank 0 failed: this batch holds something else")
-    with pytest.raises(RankMisfitError):
-        go_on_unplanned(session(**asked), SimpleNamespace(), problem, (0, None))
+    with pytest.raises(RankMisfitError, match="something else") as caught:
+        go_on_unplanned(session(check=bool(asked), **asked), SimpleNamespace(), problem, (0, None))
+    assert hint in caught.value.hint
+    assert not asked or "--resume goes on without a plan" in caught.value.hint
+
+
+@pytest.mark.parametrize(("batches", "is_kept"), [((4, 4), True), ((4, 8), False)])
+def test_a_run_to_a_goal_goes_on_from_steps_of_its_own_batch_alone(tmp_path, batches, is_kept):
+    phases = [TrainedPhase(4 * k, 16 * k, 4.0 * k, 2, count) for k, count in enumerate(batches)]
+    told = UntilFile(0.0, "time", "training", 4, 4, 2.0, 0.5)
+    for phase in phases:
+        told = told.begun(phase)
+    told.save(tmp_path)
+    went, said = [], []
+    about = session(listener=SimpleNamespace(say=said.append), folder=tmp_path, goal=object())
+    about.audited = SimpleNamespace(cpu_s=0.0, back=())
+    about.train_eagerly = lambda *given: went.append(given)
+    made = tmp_path / "checkpoints"
+    checkpoint.write_part(made, 6, 0, ({"weights/x": torch.ones(1)}, {}))
+    checkpoint.finish(made, 6)
+    problem = RankMisfitError("rank 0 failed: this batch holds something else")
+    go_on_unplanned(about, Examined(), problem, (0, None))
+    ((step, place, found),) = went
+    assert (step, place is not None) == ((6, True) if is_kept else (0, False))
+    assert "does not fit" in found.no_plan
+    assert not (tmp_path / "phases.json").exists()
 
 
 def test_a_resumed_run_that_keeps_more_than_its_checkpoint_ends_at_a_misfit(tmp_path):

@@ -14,10 +14,11 @@ from penstock.elastic.launch import (
     Report,
     Scribe,
     Start,
+    as_job_fails,
     live,
 )
 from penstock.elastic.mesh import Mesh, listening, where_of
-from penstock.errors import RunError
+from penstock.errors import PenstockError, RunError
 from penstock.runtime.calls import StepResult
 from penstock.runtime.child import outlive_parent
 from penstock.runtime.hosts import place_key
@@ -71,6 +72,6 @@ class _Inside:
         """Note that the run is over."""
         self.is_over = True
 
-    def fail(self, message: str, hint: str) -> None:
+    def fail(self, problem: PenstockError) -> None:
         """Note that the job fails."""
-        self.problem = RunError(message, hint=hint)
+        self.problem = as_job_fails(problem)

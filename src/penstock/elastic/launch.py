@@ -32,7 +32,7 @@ from penstock.elastic.mesh import Mesh, address_towards, listening, where_of
 from penstock.elastic.notice import looking
 from penstock.elastic.own_fault import is_own_fault
 from penstock.elastic.words import Ask, Failed, Stop, View, Welcome, Where, WireError
-from penstock.errors import PenstockError, RunError
+from penstock.errors import BatchMisfitError, PenstockError, RankMisfitError, RunError
 from penstock.files import FULL, NO_ROOM
 from penstock.runtime.calls import StepResult
 from penstock.runtime.child import let_children_die_with_this, outlive_parent
@@ -199,7 +199,8 @@ def _supervise(
             elif what == "say":
                 sys.stderr.write(f"member {member}: {content}\n")
             elif what == "error":
-                raise RunError(content["message"], hint=content["hint"])
+                kind = RankMisfitError if content["is_misfit"] else RunError
+                raise kind(content["message"], hint=content["hint"])
     return is_over, lost
 
 
@@ -229,10 +230,12 @@ class _Parent:
     def finish(self) -> None:
         self._tell("done", None)
 
-    def fail(self, message: str, hint: str) -> None:
-        content = {"message": message, "hint": hint}
-        if not self._tell("error", content):
-            sys.stderr.write(f"error: {message}\nhint: {hint}\n")
+    def fail(self, problem: PenstockError) -> None:
+        known = as_job_fails(problem)
+        is_misfit = isinstance(known, RankMisfitError)
+        about = {"message": known.message, "hint": known.hint, "is_misfit": is_misfit}
+        if not self._tell("error", about):
+            sys.stderr.write(f"error: {known.message}\nhint: {known.hint}\n")
 
     def _tell(self, what: str, content: Any) -> bool:
         """Return whether the parent took it."""
@@ -281,6 +284,12 @@ def _child(start: Start, scribe: Scribe, place: _Fork) -> None:
     os._exit(0)  # not the parent's exit handlers
 
 
+def as_job_fails(problem: PenstockError) -> RunError:
+    """Return what a member's error is for whoever has begun it."""
+    kind = RankMisfitError if isinstance(problem, BatchMisfitError) else RunError
+    return kind(problem.message, hint=problem.hint)
+
+
 class Starter(Protocol):
     """Whoever has begun a member, as it sees that."""
 
@@ -296,7 +305,7 @@ class Starter(Protocol):
         """Learn that the run is over."""
         ...
 
-    def fail(self, message: str, hint: str) -> None:
+    def fail(self, problem: PenstockError) -> None:
         """Learn that the job fails."""
         ...
 
@@ -318,7 +327,7 @@ def live(mesh: Mesh, start: Start, where: Places, scribe: Scribe, parent: Starte
             if _life(mesh, begin, own, Scribe(report, scribe.finish), parent.say).is_over:
                 parent.finish()
     except PenstockError as problem:
-        parent.fail(problem.message, problem.hint)
+        parent.fail(problem)
 
 
 class Lived(NamedTuple):

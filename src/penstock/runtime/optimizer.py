@@ -106,17 +106,30 @@ class Optimizers:
         """Free what is needed to divide, once all stages of the rank have theirs."""
         self.whole = self.lender = None
 
+    def lost(self) -> tuple[str, str]:
+        """Return what would differ after a resume, and the lines that keep it; empty: nothing."""
+        reason = tried("resumed", self.job, self.model, self.reached)
+        if reason is None:
+            return "", ""
+        return reason, "".join(f"\n  {line}" for line in lines_of(self._whole().optimizer))
+
     def may_resume(self) -> None:
         """Raise where no checkpoint holds all that the optimizer keeps.
 
         Raises:   CheckpointError: it says what would differ.
         """
-        reason = tried("resumed", self.job, self.model, self.reached)
-        if reason is not None:
-            where = "".join(f"\n  {line}" for line in lines_of(self._whole().optimizer))
-            message = f"the job's optimizer cannot be resumed: {reason}{where}"
-            hint = "keep what it remembers in optimizer.state, its attributes or Job.state"
-            raise CheckpointError(message, hint=hint)
+        raise_for(*self.lost())
+
+
+def raise_for(lost: str, lines: str) -> None:
+    """Raise where a resume would lose something that an optimizer keeps at these lines.
+
+    Raises:   CheckpointError: it says what.
+    """
+    if lost:
+        message = f"the job's optimizer cannot be resumed: {lost}{lines}"
+        hint = "keep what it remembers in optimizer.state, its attributes or Job.state"
+        raise CheckpointError(message, hint=hint)
 
 
 def optimizers_of(job: Job, capture: Capture) -> Optimizers:

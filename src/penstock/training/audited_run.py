@@ -9,7 +9,7 @@ than the state that is kept: a counter in Python, say, which nobody but an unbro
 import json
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -30,9 +30,9 @@ from penstock.training.audit import (
 from penstock.training.audit_pace import AuditBasis, used_s
 from penstock.training.audits import ALONE, KEPT, Audit, Audited, audit_rows
 from penstock.training.unjoined import unjoined_choice
+from penstock.training.update_memory import forgets
 
 if TYPE_CHECKING:
-    from penstock.job import Job
     from penstock.runtime.control import Board
     from penstock.training.choose import Choice
     from penstock.training.chronicle import Stop
@@ -103,37 +103,6 @@ def audited(
                 session.audited = replace(found, back=session.audited.back)
         finally:
             session.auditor = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Forgets:
-    """Why no update can be made again from a state; empty: it can."""
-
-    why: str
-
-
-def forgets(job: "Job", text: str = "") -> str:
-    """Return why no update can be made again from a state: what the optimizer keeps beside it.
-
-    A hook that counts its calls in a variable of its own knows another number in an audit.
-    text:     how the job was named; what was found before is not tried again.
-    """
-    from penstock.graph.trace import build_model
-    from penstock.runtime.child import apart
-    from penstock.runtime.optimizer_trial import tried
-    from penstock.training.store import keep, kept, key_of
-
-    def asked() -> str:
-        model = build_model(job)
-        reached = [name for name, p in model.named_parameters() if p.requires_grad]
-        return tried("resumed", job, model, reached) or ""
-
-    key = key_of(job, text, "what an update keeps")
-    found = kept(_Forgets, key, "memory of an optimizer")
-    if found is None:
-        found = _Forgets(str(apart(asked)))
-        keep(key, "memory of an optimizer", asdict(found))
-    return found.why and f"the optimizer keeps something in no checkpoint: {found.why}"
 
 
 @contextmanager
@@ -252,15 +221,15 @@ def go_on(
     is_new:   whether the run began with its first step.
     Raises:   DiffersError: that is not wanted, or nobody knows how to go on.
     """
-    step, place = problem.back
+    (step, place), why = problem.back, problem.audit.problem
     own = session.audited
     session.audited = Audited(cpu_s=own.cpu_s, back=(*own.back, problem.audit))
     if session.audit.otherwise == "stop" or session.care.strict:
         raise problem
     if choice is not None and choice.plan.compiled:
-        other = session.without_compiling(choice, problem.audit.problem)
+        other = session.without_compiling(choice, why)
         return session.train_on(other, step, place, found)
-    if choice is not None and (apart := unjoined_choice(session, choice, problem.audit.problem)):
+    if choice is not None and (apart := unjoined_choice(session, choice, found, why)):
         return session.train_on(apart, step, place, found)
     if choice is not None and is_right_eagerly(session, found, problem.audit):
         return session.train_eagerly(step, place, found)

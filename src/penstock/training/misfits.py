@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.errors import AloneError, RankMisfitError, RunError
-from penstock.training.audited_run import forgets, gone_back_to_start, rewind
+from penstock.training.audited_run import gone_back_to_start, rewind
 from penstock.training.audits import Audited
+from penstock.training.phases import PHASES, until_in
+from penstock.training.update_memory import forgets
 
 if TYPE_CHECKING:
     from penstock.training.examine import Examined
@@ -54,12 +56,18 @@ def _gone_back(
 ) -> tuple[int, Path | None]:
     """Return the step and checkpoint to go on from; what came after is forgotten.
 
-    What a checkpoint does not hold, an unbroken run alone has: then it begins anew.
+    What a checkpoint does not hold, an unbroken run alone has: then it begins anew; so does one
+    that has looked for its batch, since other steps than the job's own are behind it.
     Raises:   RunError: that `problem`: a plan is required, or nobody knows how to go on.
     """
-    if session.is_strict() or session.elastic or not session.care.check:
+    asked = _asked(session)
+    if asked:
+        hint = f"leave out {asked}, and --resume goes on without a plan from the newest checkpoint"
+        raise type(problem)(problem.message, hint=hint)
+    if not session.care.check:
         raise problem
-    is_whole = not (found.forgets or found.beside or forgets(session.author, session.key))
+    lost = found.forgets or found.beside or forgets(session.author, session.key)
+    is_whole = not lost and _has_own_batch(session)
     if not is_whole and first[1] is not None:
         raise problem
     session.audited = Audited(cpu_s=session.audited.cpu_s, back=session.audited.back)
@@ -69,8 +77,23 @@ def _gone_back(
         gone_back_to_start(session)
     else:
         rewind(session.folder, step)
+    (session.folder / PHASES).unlink(missing_ok=True)  # nothing is searched for without a plan
     session.listener.say(f"going back to {place or 'the first step'}")
     return step, place
+
+
+def _asked(session: "Session") -> str:
+    """Return what was asked for that only plans do, in words; empty: nothing."""
+    if session.elastic:
+        return "--elastic"
+    return "what asks for a plan" if session.is_strict() else ""
+
+
+def _has_own_batch(session: "Session") -> bool:
+    """Return whether all steps so far were of the job's own number of micro-batches."""
+    told = until_in(session.folder) if session.goal is not None else None
+    count = session.job.micro_batches
+    return told is None or all(phase.micro_batches == count for phase in told.phases)
 
 
 def newest(session: "Session", first: tuple[int, Path | None]) -> tuple[int, Path | None]:

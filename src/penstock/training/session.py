@@ -85,6 +85,7 @@ from penstock.training.settle import (
 from penstock.training.stop import Stopped, stopping
 from penstock.training.task import TaskTerms, task_of, windows_from
 from penstock.training.unjoined import unjoined_choice
+from penstock.training.update_memory import check_updates
 from penstock.training.wanted import DECISIONS, LOG, POLICY, TABLE, WANTED
 from penstock.training.windows import EVERY, CheckpointInterval
 
@@ -205,12 +206,12 @@ class Session:
         self.compare(found, captured, checkpoint)
         if captured is None:
             return self.train_eagerly(first_step, checkpoint, found)
-        if self.goal is not None:
-            from penstock.training.until import train_until
-
-            trained = train_until(self, captured, found, first_step, checkpoint)
-            return trained or self.train_eagerly(first_step, checkpoint, found)
         try:
+            if self.goal is not None:
+                from penstock.training.until import train_until
+
+                trained = train_until(self, captured, found, first_step, checkpoint)
+                return trained or self.train_eagerly(first_step, checkpoint, found)
             return self._lead_plan(captured, first_step, checkpoint, found)
         except RankMisfitError as problem:
             return go_on_unplanned(self, found, problem, (first_step, checkpoint))
@@ -227,10 +228,11 @@ class Session:
         if checked.problem and choice.plan.compiled:
             choice = self.without_compiling(choice, checked.problem)
             checked = self.prove(choice, first_step, checkpoint, launch, found)
-        if checked.problem and (apart := unjoined_choice(self, choice, checked.problem)):
+        if checked.problem and (apart := unjoined_choice(self, choice, found, checked.problem)):
             choice, launch = apart, local_launcher(apart.plan.total_ranks)
             checked = self.prove(choice, first_step, checkpoint, launch, found)
         if checked.problem:
+            checked.check(strict=self.is_strict())
             return self.train_eagerly(first_step, checkpoint, found)
         if self.elastic:
             from penstock.training import elastically
@@ -299,15 +301,15 @@ class Session:
     def _check_resumed(self, found: "Examined", checkpoint: Path | None) -> None:
         """Raise where a run that goes on would begin anew what the job keeps in Python.
 
-        Raises:   JobError: it says what, with its line.
+        Raises:   JobError, CheckpointError: it says what, with its line.
         """
         from penstock.training.resumed import check_resumed
 
-        keeps = found.forgets or found.one_process or found.beside
-        if self.care.forget or found.failed or not keeps:
+        if self.care.forget or found.failed:
             return
         if checkpoint is not None or self.elastic:
             with self.listener.busy("looking whether it goes on as an unbroken run"):
+                check_updates(self.job, self.key)
                 check_resumed(self.job, found)
         elif found.forgets:
             self.listener.say(f"--resume would begin anew: {found.forgets[0]}")
@@ -379,12 +381,14 @@ class Session:
     ) -> Checked:
         """Return how the plan's first steps compare with the plain loop's.
 
-        Raises:   RunError: they differ, and a plan is required.
+        Raises:   RunError: they differ, a plan is required, and it is the author's own ops on the
+                  author's micro-batches: no other plan would make these steps otherwise.
         """
         from penstock.training.prove import Planned, prove
 
         planned = Planned(self.author, choice.captured, choice.plan, found.laws)
-        care = self.care._replace(strict=self.is_strict() and not choice.plan.compiled)
+        is_last = choice.plan.joined == 1 and not choice.plan.compiled
+        care = self.care._replace(strict=self.is_strict() and is_last)
         run = partial(prove, planned, resume=checkpoint, launcher=launch)
         steps = range(first_step, self.num_steps)
         checked = proved(planned, self.key, steps, care, run, self.listener)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from penstock.training.prove import Planned
 
 NO_CHECK = "left out (--no-check)"
+_NOT_ASKED = "`penstock train` without --plan, --schedule and --strict"
 
 
 class UnlikeError(RunError):
@@ -130,6 +131,18 @@ class Checked(NamedTuple):
     def __str__(self) -> str:
         return self.words
 
+    def check(self, *, strict: bool) -> None:
+        """Raise where something differs and a plan is required.
+
+        Raises:   UnlikeError.
+        """
+        if self.problem and strict:
+            raise self.error()
+
+    def error(self) -> UnlikeError:
+        """Return what ends a run where something differs and a plan is required."""
+        return UnlikeError(self.words, hint=_NOT_ASKED)
+
 
 def proved(
     planned: "Planned",
@@ -167,10 +180,10 @@ def proved(
         keep(key, "proof", proof.to_json())
         return _told(str(proof), listener)
     message = f"this plan would train something else: {proof}"
-    if care.strict:
-        raise UnlikeError(message, hint="`penstock train` without --plan, --schedule and --strict")
+    checked = Checked(message, proof.problem)
+    checked.check(strict=care.strict)
     listener.say(message)
-    return Checked(message, proof.problem)
+    return checked
 
 
 def proved_eager(  # noqa: PLR0913 - what there is to run, and how much is wanted of it

@@ -23,7 +23,7 @@ from penstock.cluster.cluster import Cluster
 from penstock.cluster.machine import HERE
 from penstock.cluster.order import placed
 from penstock.device import here
-from penstock.errors import GraphError, JobError, PlanError
+from penstock.errors import BatchMisfitError, GraphError, JobError, PlanError
 from penstock.job import Job
 from penstock.plan.plan import Plan
 from penstock.profile.profile import Profile
@@ -39,6 +39,7 @@ from penstock.training.replan import SearchBasis
 from penstock.training.replicas import train_replicas
 from penstock.training.settle import UnlikeError
 from penstock.training.started import are_replicas, unplanned
+from penstock.training.unjoined import unjoined_choice
 from penstock.typed import typed
 
 if TYPE_CHECKING:
@@ -51,10 +52,11 @@ if TYPE_CHECKING:
     from penstock.training.rendezvous import Rendezvous
     from penstock.training.results import Trained
     from penstock.training.session import Launch, Session
+    from penstock.training.settle import Checked
 
-_START, _PLAN = "penstock/start", "penstock/plan"
+_START, _PLAN = "penstock/start", "penstock/plan {}"
 _ASK, _TOLD = "penstock/measure/{}", "penstock/profile/{}/{}"  # number; number, kind of device
-_PROVE, _PROVED = "penstock/prove", "penstock/proved"  # the steps to prove, if any; what differs
+_PROVE, _PROVED = "penstock/{}/steps", "penstock/{}/differs"  # those to prove, if any; what does
 _RUN = "run"  # the name of the steps that count
 _LISTEN_S = 0.02  # how often rank 0 looks whether a step is reported
 _ROUNDING = 1e-6  # of a micro-batch, where ranks tell parts of one
@@ -83,6 +85,8 @@ def train_under_torchrun(make: "Callable[[], Session]") -> "Trained | None":
         with locked(session.folder), session.mirrored():
             return _trained(session, rendezvous)
     except (GraphError, JobError, UnlikeError) as problem:
+        if isinstance(problem, BatchMisfitError):
+            problem.hint = "--resume --eager goes on from the newest checkpoint, without a plan"
         if is_open and (ends := unplanned(problem, _replicas(session, rendezvous))) is not None:
             if rendezvous.rank == 0:  # another one finds that, too, and by itself
                 rendezvous.fail(ends)
@@ -123,22 +127,13 @@ def _train(session: "Session", rendezvous: "Rendezvous") -> "Trained | None":
         raise JobError(found.failed, hint="does it run without Penstock?")
     session.fixed = replace(session.fixed, ranks=world)
     cluster = session.there.cluster or _found(rendezvous, session.listener)
-    if found is not None:
-        choice = _led(session, rendezvous, cluster, captured, checkpoint, found)
-    else:
-        _serve(rendezvous, session.job, captured, session.there._replace(cluster=cluster))
-        plan = Plan.from_text(rendezvous.take(_PLAN))
-        choice = Choice(*for_plan(session.job, plan, captured, session.listener), plan)
+    begin = first_step, checkpoint
+    about = session, rendezvous, captured, begin, cluster
+    choice, launch = _settled(_Outset(*about, itertools.count()))
     plan = choice.plan
-    session.basis = _shared_basis(session, choice, captured)
-    _check_ranks(plan, world)
-    agree(rendezvous, "the program", run_facts(choice, session.windows(choice, first_step)))
-    own, count = _plan_rank(cluster, plan, rank), plan.step_micro_batches
-    launch = partial(_launch, rendezvous=rendezvous, plan_rank=own, micro_batches=count)
-    _prove(session, rendezvous, choice, first_step, checkpoint, launch)
     if session.elastic:
         members = _members(cluster, plan, world)
-        return train_on_hosts(session, rendezvous, choice, members, (first_step, checkpoint))
+        return train_on_hosts(session, rendezvous, choice, members, begin)
     board, launch = (
         StoreBoard(under(rendezvous.store, "board")),
         _of_run(launch, session, first_step),
@@ -191,49 +186,107 @@ def _check_start(rendezvous: "Rendezvous", first_step: int, folder: Path) -> Non
         raise PlanError(message, hint="give an --out that all hosts see")
 
 
-def _prove(
-    session: "Session",
-    rendezvous: "Rendezvous",
-    choice: Choice,
-    first_step: int,
-    checkpoint: Path | None,
-    launch: "Callable[..., list[RankResult]]",
-) -> None:
-    """Compare the plan's first steps with the plain loop, which rank 0 runs; every rank calls it.
+class _Outset(NamedTuple):
+    """What a rank begins with.
 
-    Raises:   RunError: they differ.
+    begin:    the first step, and the checkpoint that the run goes on from.
+    numbers:  of what is measured, in one order on all ranks.
+    """
+
+    session: "Session"
+    rendezvous: "Rendezvous"
+    captured: "Capture"
+    begin: tuple[int, Path | None]
+    cluster: Cluster | None
+    numbers: Iterator[int]
+
+
+def _settled(start: _Outset) -> "tuple[Choice, Launch]":
+    """Return the plan on which all ranks have agreed, and what runs its ranks; every rank calls it.
+
+    One that joins micro-batches and differs from the plain loop gives way to one that joins none.
+    Raises:   RunError: it differs from the plain loop.
+    """
+    choice, launch, checked = _tried(start, None, 0)
+    if not checked.problem:
+        return choice, launch
+    session, apart = start.session, None
+    if session.found is None:
+        session.basis = None  # rank 0 tries another plan
+    else:
+        apart = unjoined_choice(session, choice, session.found, checked.problem)
+        checked.check(strict=apart is None)
+    choice, launch, checked = _tried(start, apart, 1)
+    checked.check(strict=True)
+    return choice, launch
+
+
+def _tried(start: _Outset, choice: Choice | None, number: int) -> "tuple[Choice, Launch, Checked]":
+    """Return a plan on all ranks, what runs its ranks, and how it compares with the plain loop.
+
+    choice:   of rank 0; None: it is to choose.  The others take its plan.
+    number:   of the plan.
+    """
+    session, rendezvous, captured, begin, cluster, numbers = start
+    if session.found is not None:
+        choice = choice or _led(start, session.found)
+        rendezvous.put(_PLAN.format(number), json.dumps(choice.plan.to_json()))
+        rendezvous.put(_ASK.format(next(numbers)), _ENOUGH)
+    else:
+        _serve(start)
+        plan = Plan.from_text(rendezvous.take(_PLAN.format(number)))
+        choice = Choice(*for_plan(session.job, plan, captured, session.listener), plan)
+    session.basis = _shared_basis(session, choice, captured)
+    _check_ranks(choice.plan, rendezvous.num_ranks)
+    windows = session.windows(choice, begin[0])
+    agree(rendezvous, f"program {number}", run_facts(choice, windows))
+    own, count = _plan_rank(cluster, choice.plan, rendezvous.rank), choice.plan.step_micro_batches
+    launch = partial(_launch, rendezvous=rendezvous, plan_rank=own, micro_batches=count)
+    return choice, launch, _prove(start, choice, launch)
+
+
+def _prove(start: _Outset, choice: Choice, launch: "Callable[..., list[RankResult]]") -> "Checked":
+    """Return how the plan's first steps compare with the plain loop's; every rank calls it.
+
+    Rank 0 runs that loop.
+    Raises:   RunError: they differ, and the plan joins no micro-batches.
     """
     from penstock.training.judge import Case
     from penstock.training.proof import Proof
     from penstock.training.prove import Planned, apart_judged, case_of, run_planned
-    from penstock.training.settle import proved
+    from penstock.training.settle import Checked, proved
 
+    session, rendezvous, begin = start.session, start.rendezvous, start.begin
     planned = Planned(session.author, choice.captured, choice.plan)
     folder = session.folder / ".proof"  # seen by the ranks of all hosts
+    name = "proof" if choice.plan.joined == 1 else "proof of joining"
+    asks, ends = _PROVE.format(name), _PROVED.format(name)
 
     def run(steps: tuple[int, ...]) -> Case:
-        case = case_of(planned, steps, checkpoint)
+        case = case_of(planned, steps, begin[1])
         told = case.steps if case.late is None else range(case.late.program.num_steps)
-        run_planned(planned, case, folder, partial(launch, steps=told, name="proof"))
+        run_planned(planned, case, folder, partial(launch, steps=told, name=name))
         return case
 
     def prove(steps: tuple[int, ...]) -> Proof:
-        rendezvous.put(_PROVE, json.dumps(steps))
+        rendezvous.put(asks, json.dumps(steps))
         try:
             return apart_judged(run(steps), folder)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
     if rendezvous.rank == 0:
-        asked = planned, session.text, range(first_step, session.num_steps), session.care
-        session.checked = proved(*asked, prove, session.listener).words
-        if not rendezvous.is_told(_PROVE):  # it was proved before
-            rendezvous.put(_PROVE, "[]")
-        rendezvous.put(_PROVED, "")
-        return
-    if steps := tuple(json.loads(rendezvous.take(_PROVE))):
-        run(steps)
-    rendezvous.take(_PROVED)
+        care = session.care._replace(strict=choice.plan.joined == 1)
+        steps = range(begin[0], session.num_steps)
+        checked = proved(planned, session.text, steps, care, prove, session.listener)
+        session.checked = checked.words
+        if not rendezvous.is_told(asks):  # it was proved before
+            rendezvous.put(asks, "[]")
+        rendezvous.put(ends, json.dumps(tuple(checked)))
+        return checked
+    if told := tuple(json.loads(rendezvous.take(asks))):
+        run(told)
+    return typed(Checked, json.loads(rendezvous.take(ends)))
 
 
 def _check_ranks(plan: Plan | None, world: int) -> None:
@@ -297,24 +350,14 @@ def _surveyed(rendezvous: "Rendezvous", listener: Listener) -> Cluster:
     return found.cluster
 
 
-def _led(
-    session: "Session",
-    rendezvous: "Rendezvous",
-    cluster: Cluster | None,
-    captured: "Capture",
-    checkpoint: Path | None,
-    found: "Examined",
-) -> Choice:
-    """Return what rank 0 chooses, on all ranks."""
+def _led(start: _Outset, found: "Examined") -> Choice:
+    """Return what rank 0 chooses."""
+    session, rendezvous, captured, (_, checkpoint), cluster, numbers = start
     session.compare(found, captured, checkpoint)
-    numbers = itertools.count()
     profile = partial(_profiled, rendezvous, numbers, session.job)
     session.there = Machines(cluster, profile, session.listener)
     session.set_aside()
-    choice = session.choose(captured, checkpoint, found.settled(captured))
-    rendezvous.put(_PLAN, json.dumps(choice.plan.to_json()))
-    rendezvous.put(_ASK.format(next(numbers)), _ENOUGH)
-    return choice
+    return session.choose(captured, checkpoint, found.settled(captured))
 
 
 def _leaders(cluster: Cluster) -> dict[str, int]:
@@ -348,12 +391,13 @@ def _profiled(  # noqa: PLR0913 - a way of profiling, bound to one torchrun job
     return (profile, *(Profile.from_json(json.loads(text), kind) for kind, text in told))
 
 
-def _serve(rendezvous: "Rendezvous", job: Job, captured: "Capture", there: Machines) -> None:
+def _serve(start: _Outset) -> None:
     """Measure the step for rank 0 until it has enough, where this rank leads a kind of device."""
-    cluster, listener = there.cluster, there.listener
+    rendezvous, captured, cluster = start.rendezvous, start.captured, start.cluster
+    job, listener = start.session.job, start.session.listener
     leaders = {} if cluster is None else _leaders(cluster)
     own = next((kind for kind, leader in leaders.items() if leader == rendezvous.rank), None)
-    for number in itertools.count():
+    for number in start.numbers:
         text = rendezvous.take(_ASK.format(number))
         if text == _ENOUGH:
             return

@@ -244,12 +244,16 @@ class UntilRun:
         try:
             choice = self._planned(pair, is_last)
             launch = local_launcher(choice.plan.total_ranks)
-            problem = session.prove(choice, step, self.checkpoint, launch, self.found).problem
+            checked = session.prove(choice, step, self.checkpoint, launch, self.found)
+            problem = checked.problem
+            if problem and self._leaves_joining(choice):
+                return self._tried(pair, step, is_last=is_last)
         except PlanError as why:
             if len(self.grid) == 1:
                 raise
             problem = why.message
         else:
+            checked.check(strict=len(self.grid) == 1 and session.is_strict())
             if not problem:
                 if is_last and len(self.grid) > 1:
                     self._choose(pair, step)
@@ -258,6 +262,21 @@ class UntilRun:
         session.listener.say(f"not with {words_of_pair(*pair)}: {problem}")
         self.grid.remove(pair)
         return step
+
+    def _leaves_joining(self, choice: Choice) -> bool:
+        """Join no micro-batches from now on, if `choice` does and there are plans that do not.
+
+        Raises:   PlanError: there are none, of those that were to be the first.
+        """
+        apart = tuple(way for way in self.ways if way.joined == 1)
+        if choice.plan.joined == 1 or not apart:
+            return False
+        self.session.listener.say("joining no micro-batches from now on")
+        self.ways = apart
+        if self.choice.plan.joined != 1:
+            fixed = replace(self.fixed, ranks=self.choice.plan.total_ranks)
+            self.choice = best_of(apart, fixed, self.there, _SEARCH_S)
+        return True
 
     def _begin(self, pair: Pair, step: int, choice: Choice, *, is_last: bool) -> None:
         """Write down a phase before its first step: a run that is killed finds its place by it."""
