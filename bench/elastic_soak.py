@@ -1,6 +1,6 @@
 """Soak: an elastic run that ranks leave by SIGKILL and join at random moments, for half an hour.
 
-    python -m bench.elastic_soak [--json] [--minutes M] [--every S] [--seed N]
+    python -m bench.elastic_soak [--json] [--minutes M] [--every S] [--seed N] [--hosts 2]
 
 `penstock train --elastic --ranks 4` as a process of its own, whose ranks are killed, and replaced
 by `penstock join`, as two Poisson processes with a mean of S seconds each; at least one rank is
@@ -14,6 +14,8 @@ kills, joins      that happened, and `generations` that there were
 memory            resident MiB of the process that began the run, a minute after the first step and
                   at the end, and of its largest rank; `files` likewise: open ones
 left              processes and files of shared memory that are there when all is over
+recovered_s       with --hosts 2, from the kill of a host to the end of the next step: the median,
+                  and `worst_recovered_s`; hosts are killed whole, and come back (soak_hosts.py)
 replayed_s        until the last generation began, by `penstock fleet`: the run's own trace of
                   ranks, speeds and pauses of its first third; `measured_s`: by the clock
 """
@@ -38,6 +40,8 @@ import torch
 from torch import Tensor, nn
 
 from bench.machine import machine
+from bench.soak_hosts import HOSTS, on_hosts, recoveries
+from bench.soak_hosts import disturb as disturb_hosts
 from penstock.fleet import policies
 from penstock.fleet.market import priced
 from penstock.fleet.of_run import recorded
@@ -242,26 +246,12 @@ def soak(folder: Path, minutes: float, every_s: float, seed: int, told: Any) -> 
         run.end()
     finally:
         run.close()
-    rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").open()]
-    events = (folder / "run" / EVENTS).read_text().splitlines()
-    steps, count = [row["step"] for row in rows], rows[-1]["step"]
-    losses = {row["step"]: row["loss"] for row in rows}
-    told(f"a plain loop of {count:,} steps")
-    plain = dict(enumerate(plain_losses(count), 1))
-    errors = [abs(losses[step] / plain[step] - 1) for step in losses]
     left = [pid for pid in own if Path(f"/proc/{pid}").exists()]
     return {
         "minutes": minutes,
         "every_s": every_s,
-        "steps": count,
-        "lost": len(set(range(1, count + 1)) - set(steps)),
-        "repeated": len(steps) - len(set(steps)),
-        "largest_error": max(errors),
-        "first_loss": losses[1],
-        "last_loss": losses[count],
+        **steps_of(folder / "run", told),
         "kills": len(run.killed),
-        "joins": sum(json.loads(event)["what"] == "joined" for event in events),
-        "generations": len(events),
         "memory_early": early[0].mib,
         "memory_late": late[0].mib,
         "rank_memory_early": early[1].mib,
@@ -270,6 +260,43 @@ def soak(folder: Path, minutes: float, every_s: float, seed: int, told: Any) -> 
         "files_late": max(held.files for held in late),
         **replayed(folder / "run", 60 * minutes / 3),
         "left": len(left) + len(set(os.listdir(_SHM)) - before),
+    }
+
+
+def soak_hosts(folder: Path, minutes: float, every_s: float, seed: int, told: Any) -> Row:
+    """Return the row of one run on two hosts, which are killed whole."""
+    before = set(os.listdir(_SHM))
+    with on_hosts(folder / "run", random.Random(seed)) as run:
+        disturb_hosts(run, 60 * minutes, every_s, told)
+        run.end()
+        left = sum(len(run.processes(host)) for host in range(HOSTS))
+    return {
+        "minutes": minutes,
+        "every_s": every_s,
+        **steps_of(folder / "run", told),
+        "kills": len(run.killed),
+        **recoveries(run.recovered_s()),
+        "left": left + len(set(os.listdir(_SHM)) - before),
+    }
+
+
+def steps_of(folder: Path, told: Any) -> Row:
+    """Return what became of the steps of a run, beside a plain loop, and of its generations."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").open()]
+    events = (folder / EVENTS).read_text().splitlines()
+    steps, count = [row["step"] for row in rows], rows[-1]["step"]
+    losses = {row["step"]: row["loss"] for row in rows}
+    told(f"a plain loop of {count:,} steps")
+    plain = dict(enumerate(plain_losses(count), 1))
+    return {
+        "steps": count,
+        "lost": len(set(range(1, count + 1)) - set(steps)),
+        "repeated": len(steps) - len(set(steps)),
+        "largest_error": max(abs(losses[step] / plain[step] - 1) for step in losses),
+        "first_loss": losses[1],
+        "last_loss": losses[count],
+        "joins": sum(json.loads(event)["what"] == "joined" for event in events),
+        "generations": len(events),
     }
 
 
@@ -294,6 +321,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--every", type=float, default=30.0, help="seconds between two kills")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--hosts", type=int, choices=(1, 2), default=1, help="as namespaces")
     asked = parser.parse_args(arguments)
     is_shown = sys.stderr.isatty()
 
@@ -303,7 +331,8 @@ def main(arguments: Sequence[str]) -> int:
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
-        row = soak(Path(folder), asked.minutes, asked.every, asked.seed, told)
+        soaks = soak if asked.hosts == 1 else soak_hosts
+        row = soaks(Path(folder), asked.minutes, asked.every, asked.seed, told)
     told("")
     if asked.json:
         print(json.dumps({"machine": machine(), "rows": [row]}))

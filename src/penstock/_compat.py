@@ -7,15 +7,16 @@ Code runs on torch 2.11 and later.  A name that moves is fixed here and nowhere 
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportUnknownArgumentType=false
 
 import itertools
+import multiprocessing.connection
 import multiprocessing.process
-import multiprocessing.util
 import os
+import secrets
 import signal
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
 from functools import partial
 from importlib.util import find_spec
@@ -749,14 +750,25 @@ def check_loader_workers() -> None:
     native._error_if_any_worker_fails()
 
 
-def share_temporary_folder() -> None:
-    """Let processes that are forked from now on hand tensors over through one folder of this one.
+_place_of_socket: Any = multiprocessing.connection.arbitrary_address  # pyright: ignore
 
-    It goes when this process ends.  Each would else make its own, which stays when it is killed.
+
+def let_sockets_have_no_files() -> None:
+    """Let this process, and those that it forks, hand tensors over through sockets without files.
+
+    Python makes a folder for them in that for temporary files, which stays when its process is
+    killed; and where that folder's name is long none can be made, and who reads waits for ever.
+    Only on Linux sockets need no files.
     """
-    place: Any = multiprocessing.util
-    with suppress(OSError):  # there is none, which whoever needs it will say
-        place.get_temp_dir()
+    module: Any = multiprocessing.connection
+    if sys.platform == "linux":
+        module.arbitrary_address = _place_without_file
+
+
+def _place_without_file(family: str) -> Any:
+    if family != "AF_UNIX":
+        return _place_of_socket(family)
+    return f"\0penstock-{os.getpid()}-{secrets.token_hex(16)}"
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -63,6 +64,30 @@ def test_a_guard_holds_and_gets_what_was_predicted(
         beside = 200 * len(graph.gradients) + 6 * largest  # groups are of whole parameters
         assert 0 <= sent[rank] - row.sent_bytes + beside / 2 <= beside
         assert abs(held[rank] - row.kept_bytes) <= (every + 1) * beside
+
+
+@pytest.mark.parametrize("shape", [(3, 1), (1, 3)], ids=["guards", "replicas"])
+def test_channels_are_opened_by_all_together_before_anything_is_sent(
+    shape: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On devices that queue, whoever first uses one waits for the rank at its other end."""
+    ways, did = runs.ways_of("gpt", "adamw", 3), dict[int, list[str]]()
+    bind, barrier = ThreadTransport.bind_send, ThreadTransport.barrier
+
+    def noted_bind(end: ThreadTransport, *about: Any, **more: Any) -> Any:
+        send = bind(end, *about, **more)
+        return lambda tensors: (did.setdefault(end.rank, []).append("sends"), send(tensors))[1]
+
+    def noted_barrier(end: ThreadTransport) -> None:
+        did.setdefault(end.rank, []).append("opens")
+        barrier(end)
+
+    monkeypatch.setattr(ThreadTransport, "bind_send", noted_bind)
+    monkeypatch.setattr(ThreadTransport, "barrier", noted_barrier)
+    monkeypatch.setattr(ThreadTransport, "bind_memory", lambda *about: None)
+    monkeypatch.setattr(ThreadTransport, "is_queued", property(lambda end: True))
+    check(runs.run(ways, {3: runs.plan_for(ways, *shape)}, 3, tmp_path), "gpt", killed=0)
+    assert [row[0] for row in did.values()] == ["opens"] * 3
 
 
 @given(st.dictionaries(st.text(max_size=3), st.integers(0, 1000), min_size=1), st.integers(1, 9))

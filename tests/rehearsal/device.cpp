@@ -144,8 +144,13 @@ void rehearsal_await(int64_t work, int64_t stream) {
 }
 int rehearsal_settle(int64_t stream) { return settle_quietly(stream); }
 int rehearsal_settle_work(int64_t work) {  // whether what it is queued behind has been done
+  Works before;
+  {
+    std::lock_guard held(guard);  // other threads begin and end theirs
+    if (auto at = awaited_by_work.find(work); at != awaited_by_work.end()) before = at->second;
+  }
   try {
-    settle(awaited_by_work[work]);
+    settle(before);
   } catch (std::runtime_error&) {
     return 0;
   }

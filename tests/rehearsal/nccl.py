@@ -1,6 +1,7 @@
 """NCCL: a process group over gloo with the rules of NCCL's.
 
-A communicator is a stream and a thread that works first in, first out; the host never waits for it.
+A communicator is a stream and a thread that works first in, first out; the host waits for it only
+when it is made, with its first use, until all its ranks have come.
 A send ends when its receive does, so that two ranks who send to each other first wait for ever; one
 pair of ranks has one communicator for both directions.  Tensors lie on the device, without gaps.
 """
@@ -21,6 +22,7 @@ import torch.distributed as dist
 
 _LIMIT_S = 60.0  # for which a thread of torch may be waited for
 _NEVER = timedelta(minutes=10)
+_STOPPED = "rehearsal NCCL: the communicator was stopped"
 Tensors = Sequence[torch.Tensor]
 
 
@@ -77,6 +79,7 @@ class Communicator:
             library.rehearsal_sums_on(self.stream.id)
         self.queue = queue.SimpleQueue[tuple[Work, Callable[[], None]]]()
         self.under_way: dict[int, Work] = {}
+        self.is_stopped, self.lock = False, threading.Lock()
         threading.Thread(target=self._work, daemon=True).start()
 
     def _work(self) -> None:
@@ -97,8 +100,11 @@ class Communicator:
             work.ended.set()
 
     def abort(self) -> None:
-        for work in list(self.under_way.values()):
-            work.problem = "rehearsal NCCL: the communicator was stopped"
+        with self.lock:
+            self.is_stopped = True
+            works = list(self.under_way.values())
+        for work in works:
+            work.problem = _STOPPED
             self._end(work)
 
     def issue(self, what: str, reads: Tensors, writes: Tensors, call: Callable[[], None]) -> Work:
@@ -107,9 +113,12 @@ class Communicator:
             for tensor in tensors:
                 library.rehearsal_use(tensor.data_ptr(), writing, self.stream.id, what.encode())
         work = Work([*reads, *writes])
-        library.rehearsal_begin_work(work.id, self.stream.id)
-        work.over.record(self.stream)
-        self.under_way[work.id] = work
+        with self.lock:
+            if self.is_stopped:  # nobody would ever end it
+                raise RuntimeError(_STOPPED)
+            library.rehearsal_begin_work(work.id, self.stream.id)
+            work.over.record(self.stream)
+            self.under_way[work.id] = work
         self.queue.put((work, call))
         return work
 
@@ -124,19 +133,35 @@ class Group(dist.ProcessGroup):
         self.sums = gloo(prefix("sums", store), rank, size, timeout)
         self.pairs = gloo(prefix("pairs", store), rank, size, timeout)
         self.communicators: dict[object, Communicator] = {}
+        self.is_stopped = False
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         return "rehearsal"
 
     def abort(self) -> None:
         """End what waits, as by a communicator that is stopped: what it wrote is no result."""
-        for communicator in self.communicators.values():
+        self.is_stopped = True
+        for communicator in list(self.communicators.values()):
             communicator.abort()
 
     def _of(self, key: object) -> Communicator:
         if key not in self.communicators:
+            self._meet(key)
             self.communicators[key] = Communicator(sums=key == "all")
+            if self.is_stopped:  # since, perhaps, that was looked for
+                self.communicators[key].abort()
         return self.communicators[key]
+
+    def _meet(self, key: object) -> None:
+        """Return once all ranks of a new communicator have come: as with NCCL the host waits."""
+        limit, word = timedelta(seconds=_LIMIT_S), torch.zeros(1)
+        if not isinstance(key, frozenset):
+            self.sums.allreduce([word]).wait(limit)
+            return
+        (peer,) = key - {self.own}
+        given = self.pairs.send([word], peer, 4)
+        self.pairs.recv([torch.zeros(1)], peer, 4).wait(limit)
+        given.wait(limit)
 
     def _flattened(self, parts: Tensors) -> Tensors:
         """Return the copy through which torch sends parts that are alike; else nothing."""

@@ -78,9 +78,24 @@ def collectives(end: Transport) -> dict[str, Any]:
     return found
 
 
+def stopped(end: Any) -> dict[str, Any]:
+    """Ask a group that was stopped for a sum: one that it had made before, and a new pair."""
+    group, told = end._group((0, 1)), list[str]()
+    group.abort()
+    for call in (
+        lambda: group.allreduce([torch.zeros(1, device="cuda")]),
+        lambda: group.send([torch.zeros(1, device="cuda")], 1 - end.rank),
+    ):
+        try:
+            call()
+        except RuntimeError as problem:
+            told.append(str(problem))
+    return {"stopped": told}
+
+
 def talk(end: Transport) -> dict[str, Any]:
     races = ours.rehearsal_races
-    found = {**crossing(end), **collectives(end)}
+    found = {**crossing(end), **collectives(end), **stopped(end)}
     found["races"] = [ours.rehearsal_race(number).decode() for number in range(races())]
     return found
 

@@ -42,5 +42,10 @@ def test_parts_are_gathered_and_summed_in_place(told, parts):
     assert told[parts] == {"right": True, "gather": 0, "sum": 0}
 
 
+def test_what_was_stopped_takes_nothing_more(told):
+    """Nobody would ever end it: whoever waits for it would stand still."""
+    assert told["stopped"] == ["rehearsal NCCL: the communicator was stopped"] * 2
+
+
 def test_memory_of_messages_is_not_given_back_too_early(told):
     assert told["races"] == []

@@ -1,6 +1,7 @@
 """A rank may read its data by processes of its own, and none of them outlives the job."""
 
 import itertools
+import multiprocessing.process
 import os
 import signal
 import subprocess
@@ -18,12 +19,14 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from penstock import _compat
 from penstock.batches import batches
 from penstock.errors import RunError
 from penstock.job import Job
 from penstock.runtime import checkpoint
 from penstock.runtime.eager import EagerTask, work_eagerly
 from penstock.runtime.launch import run_processes
+from penstock.runtime.lost_readers import LostReaders
 from penstock.runtime.run import Steps
 from tests.runtime.test_launch import children, has_ended
 
@@ -198,15 +201,32 @@ def test_processes_that_read_and_are_killed_are_begun_anew(
     assert capfd.readouterr().err.count("reading goes on by others") == times
 
 
-@pytest.mark.long  # under load its program has not always ended after 90 s
-def test_no_folder_is_left_of_processes_that_were_killed(tmp_path: Path) -> None:
-    script = f"""
-    from pathlib import Path
-    from tests.runtime.test_data_workers import AT, STEPS, Deadly, job_of, run
-    run(job_of(Deadly(Path({str(tmp_path)!r}), AT, 1)), STEPS, ranks=1)
-    """
-    (tmp_path / "made").mkdir()
-    shared = {**os.environ, "TMPDIR": f"{tmp_path / 'made'}", "PYTHONPATH": f"{ROOT}:{ROOT}/src"}
-    words = [sys.executable, "-c", textwrap.dedent(script)]
-    subprocess.run(words, env=shared, check=True, timeout=90)
-    assert [path.name for path in (tmp_path / "made").glob("pymp-*")] == []
+def test_no_folder_is_made_for_processes_that_read_however_long_its_name_would_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So none is left of processes that are killed, whichever; and no socket's name is too long."""
+    place = tmp_path / ("long" * 20)
+    place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    monkeypatch.setitem(multiprocessing.process.current_process()._config, "tempdir", None)
+    told = run(job_of(Deadly(tmp_path, AT, 1)), STEPS, ranks=1)
+    assert len(told.finished) == STEPS
+    assert list(place.iterdir()) == []
+
+
+def test_who_dies_while_reading_begins_is_heard_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The signal of its death is not taken for one that comes between two micro-batches."""
+    heard, lost = list[int](), LostReaders()
+    lost._handler = lambda number, frame: heard.append(number)
+    monkeypatch.setattr(_compat, "check_loader_workers", lambda: lost._hear(signal.SIGCHLD, None))
+    with lost:
+        assert heard == [signal.SIGCHLD]
+
+    def died() -> None:
+        raise RuntimeError("DataLoader worker (pid 1) is killed")
+
+    monkeypatch.setattr(_compat, "check_loader_workers", died)
+    with pytest.raises(RuntimeError, match="is killed"):
+        lost.__enter__()
+    lost._hear(signal.SIGCHLD, None)
+    assert heard == [signal.SIGCHLD]  # no more: nobody reads

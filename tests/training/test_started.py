@@ -5,12 +5,14 @@ import os
 import signal
 import sys
 import textwrap
+from types import SimpleNamespace
 
 import pytest
 
 from penstock.device import Device
 from penstock.errors import GraphError
-from penstock.training import started
+from penstock.runtime import launch
+from penstock.training import rendezvous, started, torchrun
 from penstock.training.started import UNPLANNED, UnplannedError, ranks_to_start, start_ranks
 
 GPUS = tuple(Device("cuda", index) for index in range(4))
@@ -113,6 +115,29 @@ def test_ranks_of_an_elastic_run_end_as_those_that_were_not_killed(monkeypatch, 
     command(monkeypatch, "if not rank: os.kill(os.getpid(), 9)\ntime.sleep(0.2)")
     assert start_ranks(2, elastically=True).code == 0
     assert "rank 0" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("elastic", [True, False])
+def test_an_elastic_run_is_never_trained_as_replicas_without_a_plan(
+    elastic: bool, monkeypatch, tmp_path
+) -> None:
+    """They could not come and go, though that was asked for: the reason is told instead."""
+    problem = GraphError("control flow on values")
+
+    def fails(*about: object) -> None:
+        raise problem
+
+    end = SimpleNamespace(rank=1, num_ranks=2, begin=lambda listener: None, leave=lambda: None)
+    end.fail = lambda problem: None
+    session = SimpleNamespace(elastic=elastic, is_strict=lambda: False, listener=None, found=None)
+    monkeypatch.setattr(launch, "torchrun_store", lambda: None)
+    monkeypatch.setattr(rendezvous, "Rendezvous", lambda store: end)
+    monkeypatch.setattr(torchrun, "_trained", fails)
+    monkeypatch.setenv("PENSTOCK_UNPLANNED", str(tmp_path / "reason"))
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(GraphError if elastic else UnplannedError):
+        torchrun.train_under_torchrun(lambda: session)
+    assert (tmp_path / "reason").exists() is not elastic
 
 
 def test_rank_that_torchrun_started_is_refused_in_its_own_words(monkeypatch, tmp_path) -> None:

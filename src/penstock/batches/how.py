@@ -1,9 +1,7 @@
 """How: how micro-batches are made from samples, and with which random numbers."""
 
 import hashlib
-import os
 import random
-import tempfile
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from penstock import _compat
 from penstock.errors import JobError
 from penstock.job import Batch
 
@@ -51,11 +50,8 @@ class Batching:
         return self.collate(samples)
 
     def loader(self, dataset: Any, numbers: Iterable[int] | None = None) -> "DataLoader[Any]":
-        """Return what reads ahead in other processes; `dataset` gives whole micro-batches.
-
-        Raises:   JobError: they could not hand anything over, and would be waited for for ever.
-        """
-        _check_room_for_names()
+        """Return what reads ahead in other processes; `dataset` gives whole micro-batches."""
+        _compat.let_sockets_have_no_files()
         return DataLoader(
             dataset,
             batch_size=None,
@@ -66,19 +62,6 @@ class Batching:
             generator=torch.Generator(),  # else it draws from everybody's
             multiprocessing_context="fork",
         )
-
-
-def _check_room_for_names() -> None:
-    """Raise where the folder for temporary files is too long for sockets in it.
-
-    Processes that read ahead hand tensors over through /pymp-12345678/listener-12345678 there, and
-    Linux takes 107 bytes for the name of a socket.
-    """
-    folder = tempfile.gettempdir()
-    most = 107 - len("/pymp-12345678/listener-12345678")
-    if len(os.fsencode(folder)) > most:
-        message = f"the folder for temporary files has a name of {len(folder)} letters: {folder}"
-        raise JobError(message, hint=f"set TMPDIR to one of at most {most}, or use workers=0")
 
 
 def same(batch: Batch) -> Batch:

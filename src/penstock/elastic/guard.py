@@ -1,4 +1,4 @@
-"""Guard: one rank keeps what another one alone has, so that no step is lost with that one.
+"""Guard: one rank keeps what another one, or its host, alone has, so that no step is lost with it.
 
 State that lives on one rank only - a stage of a pipeline without replicas, a part of a divided
 one - would be lost with it.  So each rank has a guard: another one, `apart` ranks further.  Before
@@ -30,7 +30,8 @@ from penstock.elastic.moving import PIECE_BYTES, Passing, held_row, receiver, ro
 from penstock.elastic.record import ALIGN_BYTES, HEAD_BYTES, Head, RecordLayout, Slot, slots_in
 from penstock.elastic.words import HeldTensor
 from penstock.errors import RunError
-from penstock.program.alone import alone
+from penstock.program.alone import guarded
+from penstock.program.instructions import Guarding
 from penstock.program.program import Program, Reduce
 from penstock.runtime.clearing import LEFT
 from penstock.runtime.optimizer import Optimizers
@@ -108,8 +109,9 @@ class _GroupRecord(NamedTuple):
 class _Giver:
     """What this rank alone has, as it is written for its guard."""
 
-    def __init__(self, rank: Rank, program: Program, every: int) -> None:
-        self.weights = [rank.weights[stage] for stage in alone(program)[rank.rank]]
+    def __init__(self, rank: Rank, program: Program, guard: Guarding) -> None:
+        stages, every = guarded(program, guard.shared)[rank.rank], guard.every
+        self.weights = [rank.weights[stage] for stage in stages]
         written = rank.capture.graph.written
         self.buffers = {
             f"buffers/{w.buffer_names[node]}": value
@@ -405,8 +407,8 @@ class Guard:
 
     def __init__(self, rank: Rank, program: Program) -> None:
         assert program.guard is not None, "the plan says how"
-        self.rank, (self._every, self._apart) = rank, program.guard
-        self._giver = _Giver(rank, program, self._every)
+        self.rank, (self._every, self._apart, _) = rank, program.guard
+        self._giver = _Giver(rank, program, program.guard)
         self._copy: _Ward | None = None
         self._own = list[Slot]()  # where this rank writes
         self._give: Passing | None = None  # where no memory is shared
@@ -436,6 +438,8 @@ class Guard:
             self._take = receiver(transport, _EDGE + 2, ward, min(theirs.slot_bytes, PIECE_BYTES))
         self._own = slots_in(mine, slots)
         self._copy = copy = _Ward(theirs, rank.optimizers, slots_in(kept, slots))
+        if transport.is_queued:  # else each would open its own channel first, and wait
+            transport.barrier()
         self._exchange(tensors, list(copy.state.values()), (ward, guard))
         for each in range(step - max(1, len(giver.groups)), step):
             giver.write(self._slot(each), Head(each, step, is_left_out=False), gradients=False)

@@ -135,7 +135,7 @@ def run_members(start: Start, report: Report, scribe: Scribe, here: Here = ALL_H
     Raises:   RunError: the job fails.  NobodyLeftError: who has joined since may go on.
     """
     context = multiprocessing.get_context("fork")
-    _compat.share_temporary_folder()
+    _compat.let_sockets_have_no_files()
     own = start.view.members if here.members is None else here.members
     listeners = {member: listening(here.address) for member in own}
     key = place_key()

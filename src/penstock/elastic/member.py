@@ -25,9 +25,11 @@ import msgspec
 from torch import Tensor
 
 from penstock.device import here
+from penstock.elastic.failing import failed_by, may_be_saved
 from penstock.elastic.guard import Guard
 from penstock.elastic.mesh import SILENT_S, Mesh
 from penstock.elastic.moving import held_row, move, moves_to
+from penstock.elastic.own_fault import is_own_fault
 from penstock.elastic.standing import StepWatch
 from penstock.elastic.steps import GenerationSteps, Over
 from penstock.elastic.views import Left, go_on, left_of
@@ -238,6 +240,8 @@ class RunMember:
         self._saved_s = time.monotonic()
         self._ended_s = self._agreed_s = 0.0
         self._vote: Vote | None = None
+        self._begun = 0  # the newest generation whose steps have begun
+        self._fails: Failed | None = None  # the error of its own, with which the run ends
         self._audits = 0  # steps that were asked for and kept
         self._slow = 1.0  # times what this member's actions took in its first generation
         self.has_left = False  # the run goes on without it, as it asked for
@@ -292,11 +296,12 @@ class RunMember:
                 if self._saver is not None:
                     self._saver.leave()
                 self._check_reason(view, problem)
-            except PenstockError as problem:
-                self.mesh.tell(Failed(problem.message, problem.hint))
-                raise
+            except Exception as problem:  # noqa: BLE001 - the job's own code may raise anything
+                over = None
+                self._fail(view, problem)
             self._close_transport()
             if over is not None:
+                self._end_failed(view)
                 return over.results
             self._ended_s = self._ended_s or time.monotonic()
             before, view = view, self._agreed(view)
@@ -305,6 +310,34 @@ class RunMember:
             if self.mesh.own not in view.members:
                 self.has_left = True
                 return None
+
+    def _fail(self, view: View, problem: Exception) -> None:
+        """Raise an error of this member, unless a checkpoint is to be written before it is.
+
+        Raises:   `problem`.
+        """
+        is_in_steps = self._begun == view.generation and view.fails is None
+        vote = self._vote if is_in_steps else None
+        folder = self.pilot.task(view).checkpoints
+        is_own = is_own_fault(problem) and len(self.mesh.members) > 1
+        if is_own or not may_be_saved(problem, vote, self._state.done, folder):
+            if isinstance(problem, PenstockError):
+                self.mesh.tell(Failed(problem.message, problem.hint))
+            raise problem
+        self._fails = failed_by(problem)
+        self.outside.says("the job fails: a checkpoint is written first")
+        self._abort()
+        if self._saver is not None:
+            self._saver.leave()
+
+    def _end_failed(self, view: View) -> None:
+        """Raise the error with which a run ends, if it does.
+
+        Raises:   RunError.
+        """
+        if view.fails is not None:
+            self.mesh.tell(view.fails)  # for who could not take part
+            raise RunError(view.fails.message, hint=view.fails.hint)
 
     # -- one generation -------------------------------------------------------------------------
 
@@ -358,13 +391,16 @@ class RunMember:
         self._report(view.newest)
         if self._validation is not None and self.is_first:
             self.outside.report(self._validation)
-        steps.validates = view.validates
+        steps.validates, steps.only_saves = view.validates, view.fails is not None
+        self._begun = view.generation
         self._watch.begins()
 
     @staticmethod
     def _guarded(rank: Rank, program: Program, step: int) -> tuple[Guard | None, int]:
         """Return what keeps a copy of another rank, if any does, and the bytes that came for it."""
         if program.guard is None:
+            if rank.transport.is_queued:  # its channels are opened in one order
+                rank.transport.barrier()
             return None, 0
         guard = Guard(rank, program)
         came = guard.begin(step)
@@ -385,7 +421,12 @@ class RunMember:
         return self._saver
 
     def _forget_older(self, view: View) -> None:
-        """Hold nothing, where all go back to a checkpoint, or this member is a newcomer."""
+        """Hold nothing, where all go back to a checkpoint, or this member is a newcomer.
+
+        Raises:   RunError: the job fails, and there is nothing to write down.
+        """
+        if view.resume:
+            self._end_failed(view)
         if view.resume or self._state.done != view.step:
             self._state = _State(view.step)
 
@@ -521,7 +562,7 @@ class RunMember:
         holds = tuple(rows[key] for key in sorted(rows))
         own = view.generation, self._state.done, holds, plain, self._newest, lost, self.leaves
         heard = -1 if self._validation is None else self._validation.step
-        self.mesh.tell(Halt(*own, heard))
+        self.mesh.tell(Halt(*own, heard, self._fails))
 
     def _is_news(self, view: View) -> bool:
         mesh, new = self.mesh, self.mesh.view
@@ -546,7 +587,10 @@ class RunMember:
             return None
         self._check_over()
         decided = self.pilot.decide(view, left, mesh, tuple(self._newcomers(view)))
-        decided = msgspec.structs.replace(decided, validates=self._lacks_validation(view, decided))
+        halts = (mesh.stopped[m] for m in view.members if m in mesh.stopped)
+        told = (one.fails for one in halts if one.generation == view.generation and one.fails)
+        validates = self._lacks_validation(view, decided)
+        decided = msgspec.structs.replace(decided, validates=validates, fails=next(told, None))
         mesh.tell(decided)
         for member, how in left.gone.items():
             if member not in mesh.lost and how != "notice":
@@ -639,7 +683,7 @@ class RunMember:
             return
         lost = any(member in mesh.lost for member in view.members)
         told = (mesh.stopped[m] for m in view.members if m in mesh.stopped)
-        apart = any(one.generation >= view.generation and one.lost for one in told)
+        apart = any(one.generation >= view.generation and (one.lost or one.fails) for one in told)
         if lost or apart or mesh.failed is not None or mesh.given_up:
             self._abort()
 

@@ -10,7 +10,7 @@ import torch
 
 from penstock.elastic.vote import Vote, Wishes
 from penstock.elastic.words import Told
-from penstock.program.alone import alone
+from penstock.program.alone import fewest_holders
 from penstock.runtime import worker
 from penstock.runtime.audited import keeper_of
 from penstock.runtime.calls import Bound
@@ -60,6 +60,7 @@ class GenerationSteps:
         self.rank, self.task, self.vote, self.bound = rank, task, vote, bound
         self.first, self.last, self.is_over = steps.start, steps.stop, False
         self.validates = False  # the step before the first one: its validation was broken off
+        self.only_saves = False  # the job fails: no step is made any more
         self.watch = worker.WindowRunner(rank, Control(None))
         if task.audits is not None:
             part = partial(worker.state_of, rank)
@@ -81,6 +82,8 @@ class GenerationSteps:
         note:  called once the first step is done.
         Raises:   TransportError: a rank is lost.
         """
+        if self.only_saves:
+            return self._saved_only()
         once, asked = worker.run_once(self.task), Wishes()
         with torch.no_grad():
             if self.validates:
@@ -109,6 +112,13 @@ class GenerationSteps:
             over = Over(self._results()) if done == self.last or asked.stop else None
         self.is_over = True
         return over
+
+    def _saved_only(self) -> Over:
+        """Write a checkpoint after the steps before the first one."""
+        with torch.no_grad():
+            worker.save_due(self.task, self.watch, self.first, "stop", is_last=False)
+        self.is_over = True
+        return Over([])
 
     def _step(self, member: Keeper, step: int, place: tuple[int, bool]) -> None:
         number, is_once = place
@@ -161,9 +171,11 @@ class GenerationSteps:
             member.saved()
 
     def _takes_along(self, leaving: int) -> bool:
-        """Return whether ranks that leave may hold what is nowhere else: of two, one's guard."""
+        """Return whether ranks that leave may hold what is nowhere else: a rank and its guard, or
+        all replicas of a stage.
+        """
         (program, *_) = self.task.windows.programs
-        return any(alone(program)) and (program.guard is None or leaving > 1)
+        return leaving >= fewest_holders(program)
 
     def _results(self) -> list[RankResult]:
         """Return what all ranks of the generation measured; every rank calls it."""

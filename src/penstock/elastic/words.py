@@ -79,6 +79,13 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     about: str = ""
 
 
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The job itself fails: the run ends."""
+
+    message: str
+    hint: str
+
+
 class Halt(msgspec.Struct, frozen=True, tag="stopped"):
     """A member has left a generation: what it has done, and what it can give to others.
 
@@ -87,6 +94,7 @@ class Halt(msgspec.Struct, frozen=True, tag="stopped"):
     lost:    members that it cannot reach.
     leaves:  whether it wants to go.
     validated:  the newest step of which it has heard the validation.
+    fails:   the job's own error, for which it has left; None: it had none.
     """
 
     generation: int
@@ -97,6 +105,7 @@ class Halt(msgspec.Struct, frozen=True, tag="stopped"):
     lost: tuple[int, ...] = ()
     leaves: bool = False
     validated: int = -1
+    fails: Failed | None = None
 
 
 class View(msgspec.Struct, frozen=True, tag="view"):
@@ -112,6 +121,7 @@ class View(msgspec.Struct, frozen=True, tag="view"):
     newest:   the step before, for whoever reports steps from now on.
     cursors:  where in the data steps begin, if their batch follows the ranks.
     validates:  whether the step before is validated first: nobody that is left has heard of it.
+    fails:    the job's own error, with which all end once a checkpoint is written; None: none.
     """
 
     generation: int
@@ -128,6 +138,7 @@ class View(msgspec.Struct, frozen=True, tag="view"):
     why: str = ""
     cursors: tuple[Cursor, ...] = ()
     validates: bool = False
+    fails: Failed | None = None
 
 
 class Put(msgspec.Struct, frozen=True, tag="put"):
@@ -136,13 +147,6 @@ class Put(msgspec.Struct, frozen=True, tag="put"):
     generation: int
     key: str
     value: str
-
-
-class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The job itself fails: the run ends."""
-
-    message: str
-    hint: str
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):

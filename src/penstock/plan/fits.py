@@ -367,3 +367,7 @@ def _check_guard(plan: "Plan", guard: Guarding) -> None:
     if guard.every < 0 or not 0 < guard.apart < plan.total_ranks:
         message = f"guard is {guard.every} steps, {guard.apart} ranks apart of {plan.total_ranks}"
         raise PlanError(message, hint="give 0 steps or more, and 1 to one less than all ranks")
+    unknown = [stage for stage in guard.shared if not 0 <= stage < plan.num_stages]
+    if unknown:
+        message = f"guard is of stages {', '.join(map(str, guard.shared))} of {plan.num_stages}"
+        raise PlanError(message, hint="stages are numbered from 0")

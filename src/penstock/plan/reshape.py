@@ -12,6 +12,7 @@ from penstock.graph.graph import Graph
 from penstock.graph.stages import Recompute
 from penstock.plan.fits import Buffers
 from penstock.plan.plan import Plan
+from penstock.program.instructions import Guarding
 from penstock.program.passes.offload import Offloaded
 from penstock.program.passes.shard import Sharding
 from penstock.schedule.recipe import AnySchedule
@@ -74,7 +75,7 @@ def reshaped(plan: Plan, graph: Graph, counts: Counts) -> Plan:
         parts=plan.parts if same_ranks and is_divided else (),
         clip=plan.clip,
         commits=plan.commits,
-        guard=plan.guard if same_ranks else None,
+        guard=_guard(plan, counts) if same_ranks else None,
         post_validation=plan.post_validation and counts.ranks > 1,
         joined=plan.joined,
         buffers=_buffers(plan, replicas),
@@ -117,6 +118,13 @@ def _sharded(plan: Plan, counts: Counts, offload: Sequence[Offloaded]) -> tuple[
         "shard" if word == "replicate" and away in ("weights", "all") else word
         for word, away in pairs
     )
+
+
+def _guard(plan: Plan, counts: Counts) -> Guarding | None:
+    """Return the guard for as many ranks; which stages are kept besides is of as many stages."""
+    if plan.guard is None or counts.stages == plan.num_stages:
+        return plan.guard
+    return plan.guard._replace(shared=())
 
 
 def _buffers(plan: Plan, replicas: int) -> Buffers:

@@ -45,14 +45,19 @@ class Guarding(NamedTuple):
     every:   0: it makes each update of the copy.  Else it keeps the gradients, and a part of the
              state is sent anew in each step, all of it within so many.
     apart:   rank r guards rank r - apart; those before rank 0 are the last ones.
+    shared:  stages of which a copy is kept though several ranks have them, all on one host; the
+             first of those ranks gives it.
     """
 
     every: int
     apart: int = 1
+    shared: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         how = f"log of {self.every} steps" if self.every else "updates"
-        return f"{how}, {self.apart} rank{'s' if self.apart > 1 else ''} further"
+        words = f"{how}, {self.apart} rank{'s' if self.apart > 1 else ''} further"
+        stages = ", ".join(map(str, self.shared))
+        return f"{words}, with stages {stages} that one host has alone" if self.shared else words
 
 
 class Printed:

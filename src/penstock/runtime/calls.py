@@ -67,9 +67,11 @@ class Progress:
     figures: the same, each with all figures of a micro-batch.
     unseen:  the norm that the host has not looked at, on a device that queues (look.py).
     seen_losses: the mean loss of each step that it has looked at and not reported.
+    updates: of stages that it has begun in this window.
     """
 
     first_step: int = 0
+    updates: int = 0
     last_update_s: float = 0.0
     losses: defaultdict[int, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
     figures: defaultdict[int, list[Tensor]] = field(default_factory=lambda: defaultdict(list))

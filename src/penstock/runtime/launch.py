@@ -41,6 +41,7 @@ from penstock.runtime.calls import StepResult
 from penstock.runtime.child import die_with, join, let_children_die_with_this
 from penstock.runtime.finite import NotFiniteError
 from penstock.runtime.inherited import be_as_plain
+from penstock.runtime.left_steps import has_left
 from penstock.runtime.sampler import Samples
 from penstock.runtime.saver import Saves
 from penstock.runtime.spared import spare
@@ -184,7 +185,7 @@ def run_processes(
     Raises:   RunError: a rank failed or died; the others are gone when this is raised.
     """
     context = multiprocessing.get_context("fork")
-    _compat.share_temporary_folder()
+    _compat.let_sockets_have_no_files()
     pipes = [context.Pipe(duplex=False) for _ in range(num_ranks)]
     stores = os.memfd_create("penstock store"), os.memfd_create("penstock watch")
     join = partial(_host_transport, num_ranks=num_ranks, stores=stores, groups=groups)
@@ -321,7 +322,7 @@ def _problem_as_json(problem: BaseException) -> dict[str, Any]:
         "hint": problem.hint if known else "",
         "trace": "" if known else "".join(traceback.format_exception(problem)),
         "follows": isinstance(problem, TransportError),
-        "lingers": isinstance(problem, NotFiniteError),
+        "lingers": isinstance(problem, NotFiniteError) or has_left(),
         "kind": next((name for name, kind in _KINDS.items() if isinstance(problem, kind[0])), ""),
     }
 

@@ -29,9 +29,13 @@ class LostReaders:
 
         Raises:   RuntimeError: a process of a DataLoader has died.
         """
-        if self._handler is not None:
-            _compat.check_loader_workers()
-        self._is_reading = True
+        self._is_reading = True  # before the look: who dies behind it is heard of
+        try:
+            if self._handler is not None:
+                _compat.check_loader_workers()
+        except RuntimeError:
+            self._is_reading = False
+            raise
 
     def __exit__(self, *about: object) -> None:
         """End reading: a handler that was set meanwhile waits from now on."""

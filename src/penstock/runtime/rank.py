@@ -178,7 +178,7 @@ class Rank:
 
     def run(self, calls: Sequence[Bound], first_step: int) -> list[float]:
         """Run one window; return the clock before each call and after the last one."""
-        self.progress.first_step = first_step
+        self.progress.first_step, self.progress.updates = first_step, 0
         for carried in self.carried.values():
             carried.begin(self._first_number(first_step))
         self.noise.begin(first_step, self.loss_scale.scale if self.loss_scale else 1.0)

@@ -312,6 +312,7 @@ def update_call(  # noqa: PLR0913 - what an update has to mind
             look(rank, step, progress.losses[step] if are_there else ())
         if stash is not None:
             weights.keep(stash)
+        progress.updates += 1
         number, factor = progress.first_step + step, 1.0
         if weights.staleness is not None and late:
             factor = weights.staleness.rate(number)

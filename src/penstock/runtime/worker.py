@@ -44,6 +44,7 @@ from penstock.runtime.device_clock import MARKED, DeviceClock
 from penstock.runtime.finite import check_weights, forget, leaving
 from penstock.runtime.guide import Guide
 from penstock.runtime.lane import Begun, Queued
+from penstock.runtime.left_steps import leaving_steps
 from penstock.runtime.meter import Meter
 from penstock.runtime.named import put_named
 from penstock.runtime.rank import FunctionKey, Rank
@@ -286,12 +287,20 @@ def _worked(
     watch.bound.append(bound)
     with (
         leaving(task.checkpoints, transport, rank.peers, partial(held_tensors, rank)),
+        leaving_steps(task.checkpoints, rank, *_left_by(task, watch)),
         saving(task.checkpoints, transport, control, task.policy) as watch.saver,
     ):
         last = _run_windows(task, watch, bound)
     for lane in (rank.lane, *rank.copy_lanes):
         lane.close()
     return watch.result(time.perf_counter()) if last is None else last
+
+
+def _left_by(
+    task: Task, watch: "WindowRunner"
+) -> tuple[Callable[[], State | None], int, Callable[[], float]]:
+    """Return a rank's part of a checkpoint, from which step on it is one, and what a step takes."""
+    return partial(_part_of, watch.rank), task.windows.first_step, lambda: sum(watch.window_s[-1:])
 
 
 def _reported(report: Report, joined: Taken, result: StepResult) -> None:

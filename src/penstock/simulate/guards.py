@@ -14,7 +14,7 @@ from penstock.cluster.cluster import Cluster
 from penstock.graph.graph import Graph
 from penstock.graph.stages import Stages
 from penstock.profile.profile import Profile
-from penstock.program.alone import alone
+from penstock.program.alone import guarded
 from penstock.program.instructions import Guarding
 from penstock.program.program import Program
 from penstock.simulate.costs import Costs, Memory
@@ -52,7 +52,7 @@ def guard_costs(
     Ignores:  buffers, padding, and the numbers of an optimizer's state.
     """
     places, (graph, stages) = where
-    own, found, every = alone(program), list[GuardCost](), guard.every
+    own, found, every = guarded(program, guard.shared), list[GuardCost](), guard.every
     for rank, place in enumerate(places):
         ward, profile = (rank - guard.apart) % program.num_ranks, profiles[place]
         gradients = state = 0.0

@@ -1,7 +1,8 @@
 """Redundancy: where else what a rank holds is, so that no step is lost with it, and its price.
 
 replicas   hold the same: nothing has to be done
-a guard    another rank has a copy of what a rank holds alone (elastic/guard.py)
+a guard    another rank has a copy of what a rank holds alone (elastic/guard.py), or what the ranks
+           of one host do, where that costs a step little
 nothing    the run goes back to its last checkpoint
 """
 
@@ -14,9 +15,9 @@ from penstock.cluster.cluster import Cluster
 from penstock.cluster.order import placed
 from penstock.graph.optimizer import whole_optimizer
 from penstock.plan.lower import lower_plan, stages_of
-from penstock.plan.plan import Decision, Plan
+from penstock.plan.plan import Decision, Plan, Prediction
 from penstock.profile.kinds import places_of
-from penstock.program.alone import alone
+from penstock.program.alone import alone, guarded
 from penstock.program.instructions import Guarding
 from penstock.program.program import Program
 from penstock.simulate.guards import GuardCost, guard_costs, guards_s
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 _LOGS = 1, 2, 4, 8, 16  # steps of which gradients may be kept
 _WORTH = 0.002  # of a step: what more memory has to gain
+_HOST_WORTH = 0.05  # of a step: what the state of a whole host may cost to be on another one, too
 
 _plain: "WeakKeyDictionary[nn.Module, bool]" = WeakKeyDictionary()
 
@@ -62,40 +64,87 @@ def safe(plan: Plan, way: Joining, cluster: Cluster) -> Plan:
     if program.num_ranks == 1:
         return bare
     hosts = placed(cluster, plan.hosts)
-    if not any(alone(program)):
-        return _told(bare, "replicas", f"any rank: {_apart(program, hosts, None)}")
     assert bare.predicted is not None, "it was simulated"
+    price = ""
+    if (shared := _of_one_host(program, hosts)) and not (plan.far or plan.split):
+        made = _with_hosts(bare, program, way, cluster, shared)
+        if isinstance(made, Plan):
+            return made
+        price = made
+    if not any(alone(program)):
+        return _told(bare, "replicas", f"any rank: {_apart(program, hosts, None)}{price}")
     if plan.far:
         return _told(bare, "checkpoint", "no rank: weights in far memory are in no other place")
     if plan.split:
         return _told(bare, "checkpoint", "no rank: slices of parameters are in no other place")
     ways = list(_ways(bare, program, way, cluster))
-    peaks = bare.predicted.peak_bytes
-    fit = [one for one in ways if _fits(one, peaks, cluster)]
-    if not fit:
+    if (best := _best(ways, bare.predicted, cluster)) is None:
         least = min(ways, key=lambda one: one.kept_bytes)
         words = f"no rank: there is no memory for a copy of what one alone has ({least})"
         return _told(bare, "checkpoint", words)
-    limit_s = min(one.seconds for one in fit) + _WORTH * bare.predicted.step_s
-    best = min((one for one in fit if one.seconds <= limit_s), key=lambda one: one.kept_bytes)
     made = predicted(replace(bare, guard=best.guard), graph, way.profiles, cluster)
     others = "; ".join(str(one) for one in ways if one is not best)
-    survived = f"any rank: {_apart(program, hosts, best.guard)}"
+    survived = f"any rank: {_apart(program, hosts, best.guard)}{price}"
     return _told(made, f"guard: {best.guard}", f"{survived}; {best}; alternatives: {others}")
+
+
+def _best(ways: Sequence[_GuardWay], bare: Prediction, cluster: Cluster) -> _GuardWay | None:
+    """Return the way that costs a step least, or as little with less memory; None: none fits."""
+    fit = [one for one in ways if _fits(one, bare.peak_bytes, cluster)]
+    limit_s = min((one.seconds for one in fit), default=0.0) + _WORTH * bare.step_s
+    near = (one for one in fit if one.seconds <= limit_s)
+    return min(near, key=lambda one: one.kept_bytes, default=None)
+
+
+def _of_one_host(program: Program, hosts: Cluster) -> tuple[int, ...]:
+    """Return the stages that several ranks have, all of them on one of several hosts."""
+    homes = [set[str]() for _ in range(program.num_stages)]
+    for rank in range(program.num_ranks):
+        for stage in program.stages_of(rank):
+            homes[stage].add(hosts.host_of(rank).name)
+    single = {stage for own in alone(program) for stage in own}
+    if len(set[str]().union(*homes)) == 1:
+        return ()
+    return tuple(s for s, names in enumerate(homes) if len(names) == 1 and s not in single)
+
+
+def _with_hosts(
+    bare: Plan, program: Program, way: Joining, cluster: Cluster, shared: tuple[int, ...]
+) -> Plan | str:
+    """Return a plan by which any host may be lost; else what that would cost, in words.
+
+    shared:  stages that several ranks of one host have alone.
+    """
+    assert bare.predicted is not None, "it was simulated"
+    hosts, least_s = placed(cluster, bare.hosts), 0.0
+    best = _best(list(_ways(bare, program, way, cluster, shared)), bare.predicted, cluster)
+    if best is None:
+        return "; there is no memory for a copy on another host"
+    if any(alone(program)):
+        usual = _best(list(_ways(bare, program, way, cluster)), bare.predicted, cluster)
+        least_s = 0.0 if usual is None else usual.seconds
+    more_s = best.seconds - least_s
+    if more_s > _HOST_WORTH * bare.predicted.step_s:
+        return f"; a copy on another host would take {format_seconds(more_s)} a step"
+    made = predicted(replace(bare, guard=best.guard), way.captured.graph, way.profiles, cluster)
+    survived = f"any rank: {_apart(program, hosts, best.guard)}"
+    return _told(made, f"guard: {best.guard}", f"{survived}; {best}")
 
 
 def _told(plan: Plan, value: str, why: str) -> Plan:
     return decided(plan, [Decision("redundancy", value, "search", f"survives the loss of {why}")])
 
 
-def _ways(plan: Plan, program: Program, way: Joining, cluster: Cluster) -> Iterator[_GuardWay]:
-    """Yield all ways to guard, priced."""
+def _ways(
+    plan: Plan, program: Program, way: Joining, cluster: Cluster, shared: tuple[int, ...] = ()
+) -> Iterator[_GuardWay]:
+    """Yield all ways to guard, priced; `shared`: stages of several ranks that are kept, too."""
     graph, hosts = way.captured.graph, placed(cluster, plan.hosts)
     stages = stages_of(plan, graph)
     where = places_of(way.profiles, hosts, program.num_ranks), (graph, stages)
     apart = _furthest(program.num_ranks, hosts)
     for every in (0, *(_LOGS if _is_plain(way) else ())):
-        guard = Guarding(every, apart)
+        guard = Guarding(every, apart, shared)
         rows = guard_costs(program, way.profiles, where, guard)
         yield _GuardWay(guard, rows, guards_s(rows, apart, hosts))
 
@@ -143,12 +192,16 @@ def _apart(program: Program, cluster: Cluster, guard: Guarding | None) -> str:
 def _survives(program: Program, names: Sequence[str], lost: str, guard: Guarding | None) -> bool:
     """Return whether all that is held on a host is somewhere else too."""
     count, own = program.num_ranks, alone(program)
+    given = own if guard is None else guarded(program, guard.shared)
     here = [rank for rank in range(count) if names[rank] == lost]
     left = {stage for rank in range(count) if rank not in here for stage in program.stages_of(rank)}
+    kept = set[tuple[int, int]]()  # what guards elsewhere have of what is alone: rank and stage
     for rank in here:
-        is_guarded = guard is not None and names[(rank + guard.apart) % count] != lost
-        if own[rank] and not is_guarded:
-            return False
-        if {*program.stages_of(rank)} - {*own[rank]} - left:
-            return False
-    return True
+        if guard is not None and names[(rank + guard.apart) % count] != lost:
+            kept |= {(rank, stage) for stage in own[rank]}
+            left |= {stage for stage in given[rank] if stage not in own[rank]}
+    return all(
+        (rank, stage) in kept if stage in own[rank] else stage in left
+        for rank in here
+        for stage in program.stages_of(rank)
+    )

@@ -306,12 +306,13 @@ def explained(folder: Path, job: Job, problem: RunError, listener: Listener) -> 
     from penstock.runtime import autopsy, finite
     from penstock.runtime.checkpoint import latest
 
-    found = finite.left(folder / "checkpoints")
+    found, newest = finite.left(folder / "checkpoints"), latest(folder / "checkpoints")
     if found is None:
+        if newest is not None:
+            problem.hint = problem.hint or f"--resume continues from {newest.name}"
         return problem
     with listener.busy("looking for the first number that is not finite"):
         error = autopsy.explained(job, *found)
-    newest = latest(folder / "checkpoints")
     if newest is not None:
         error.hint += f"; --resume continues from {newest.name}"
     return error

@@ -71,7 +71,7 @@ from penstock.training.phases import PHASES
 from penstock.training.prepare import machines, traced
 from penstock.training.replan import Replanner, SearchBasis
 from penstock.training.replans import replanned, replans_in, words_of
-from penstock.training.replicas import Replicas, run_eagerly
+from penstock.training.replicas import WITHOUT_ELASTIC, Replicas, run_eagerly
 from penstock.training.results import Trained, explained, finished, lines, resumption
 from penstock.training.settle import (
     Checked,
@@ -803,7 +803,8 @@ class Session:
         launch: "Launch",
     ) -> "Outcome | None":
         """Return what the run gave; None if it was asked to stop before its last step."""
-        from penstock.runtime.checkpoint import discard, latest, load
+        from penstock.runtime.checkpoint import latest, load
+        from penstock.runtime.left_steps import complete_and_discard
         from penstock.runtime.run import Steps, outcome_of
 
         samples, tokens, micro_batches, predicted = sizes(self.job, choice)
@@ -815,9 +816,7 @@ class Session:
 
             def done(step: "StepResult") -> None:
                 row = row_of(step, samples, tokens)
-                write(row)
-                show(row)
-                for hear in heard:
+                for hear in (write, show, *heard):
                     hear(row)
 
             steps = Steps(micro_batches, done, self.awaits)
@@ -827,7 +826,7 @@ class Session:
                 self.tell_newest()
                 raise
             except RunError as problem:
-                discard(self.folder / "checkpoints")
+                complete_and_discard(self.folder / "checkpoints")
                 job = self._followed(choice).job if choice else self.job
                 raise explained(self.folder, job, problem, self.listener) from problem.__cause__
             steps.flush()
@@ -863,8 +862,7 @@ class Session:
         if self.elastic:
             why = self.untraced or found.one_process or found.no_plan
             why = why or "its plan differs from the plain loop"
-            hint = "leave out --elastic: after a loss, --resume goes on from the last checkpoint"
-            raise PlanError(f"ranks that come and go need a plan: {why}", hint=hint)
+            raise PlanError(f"ranks that come and go need a plan: {why}", hint=WITHOUT_ELASTIC)
         ranks = 1 if found.one_process else self.fixed.ranks or Cluster.here().num_ranks
         check_memory(self.job, self.fixed.memory, ranks, self.untraced or found.one_process)
         try:

@@ -36,7 +36,7 @@ from penstock.training.lock import locked
 from penstock.training.outset import noticing
 from penstock.training.prepare import joined_step, measured_as, traced
 from penstock.training.replan import SearchBasis
-from penstock.training.replicas import train_replicas
+from penstock.training.replicas import WITHOUT_ELASTIC, train_replicas
 from penstock.training.settle import UnlikeError
 from penstock.training.started import are_replicas, unplanned
 from penstock.training.unjoined import unjoined_choice
@@ -58,6 +58,7 @@ _START, _PLAN = "penstock/start", "penstock/plan {}"
 _ASK, _TOLD = "penstock/measure/{}", "penstock/profile/{}/{}"  # number; number, kind of device
 _PROVE, _PROVED = "penstock/{}/steps", "penstock/{}/differs"  # those to prove, if any; what does
 _RUN = "run"  # the name of the steps that count
+_WITHOUT_TORCHRUN = "`penstock train` without torchrun trains it with plain data parallelism"
 _LISTEN_S = 0.02  # how often rank 0 looks whether a step is reported
 _ROUNDING = 1e-6  # of a micro-batch, where ranks tell parts of one
 _ENOUGH = "enough"  # in place of which step to measure: micro-batches joined, and slices
@@ -78,7 +79,7 @@ def train_under_torchrun(make: "Callable[[], Session]") -> "Trained | None":
     is_open = False  # whether what no plan trains may be trained otherwise
     try:
         session = make()
-        is_open = not session.is_strict()
+        is_open = not (session.is_strict() or session.elastic)
         rendezvous.begin(session.listener)
         if rendezvous.rank:
             return _trained(session, rendezvous)
@@ -307,7 +308,8 @@ def _traced_alike(session: "Session", rendezvous: "Rendezvous", first_step: int)
     if session.care.check:
         agree_on_data(rendezvous, session.author, first_step * session.author.micro_batches)
     with noticing() as session.noticed:
-        captured = _traced(session.job, session.listener, session.fixed.rules)
+        hint = WITHOUT_ELASTIC if session.elastic else _WITHOUT_TORCHRUN
+        captured = _traced(session.job, session.listener, session.fixed.rules, hint)
     if rendezvous.rank == 0:
         session.tell(captured)
     agree(rendezvous, "the step", {"graph": captured.graph.digest})
@@ -316,11 +318,10 @@ def _traced_alike(session: "Session", rendezvous: "Rendezvous", first_step: int)
     return captured
 
 
-def _traced(job: Job, listener: Listener, rules: Sequence[Rule]) -> "Capture":
+def _traced(job: Job, listener: Listener, rules: Sequence[Rule], hint: str) -> "Capture":
     try:
         captured = traced(job, listener, rules=rules)
     except GraphError as problem:
-        hint = "`penstock train` without torchrun trains it with plain data parallelism"
         raise GraphError(f"{problem.message}, so no plan can be made", hint=hint) from problem
     listener.say(str(captured.graph))
     return captured

@@ -209,7 +209,7 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
             trained.module()
         return trained
 
-    _compat.share_temporary_folder()
+    _compat.let_sockets_have_no_files()
     here().enter()  # before any code of the job's: it may mean the device that is current
     job = _with_arguments(job, arguments)
     if resume and isinstance(job, str):
