@@ -23,7 +23,7 @@ error      of all ways of a size and link: geometric mean of how far predicted /
 is_best    whether the way that is predicted best is the one that is measured best, or takes at most
            2 % longer; `regret`: how much longer it takes
 
-Source of the comparison: 5.21 % and 85 % for DLRM over GPUs, as measured by others (002#12).
+Source of the comparison: 5.21 % and 85 % for DLRM over GPUs, as measured by others.
 """
 
 import argparse

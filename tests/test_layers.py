@@ -20,6 +20,7 @@ ROOMS = (
     "files",
     "typed",
     "taken",
+    "terminal",
     "heap",
     "_compat",
     "far",

@@ -48,6 +48,25 @@ def test_graph_of_the_package_is_the_traced_one_and_saves_as_any(
     assert again.cut_points == graph.cut_points
 
 
+def test_names_of_the_package_are_its_verbs_and_nouns() -> None:
+    assert {*dir(ps)} == {*ps.__all__, "__version__"}
+
+
+def test_noun_prints_itself_in_a_line_and_as_a_picture(
+    graph: ps.Graph, profile: ps.Profile, plan: ps.Plan, job: ps.Job
+) -> None:
+    timeline = ps.simulate(ps.lower(plan, graph), profile, ps.Cluster.here(2))
+    measured = ps.run(ps.lower(plan, graph), job, num_steps=3)
+    for noun in (graph, profile, timeline, measured):
+        assert "\n" not in repr(noun)
+        assert len(repr(noun)) < 300
+    assert timeline._repr_html_().startswith("<svg")  # pyright: ignore[reportPrivateUsage]
+    assert measured._repr_html_().startswith("<svg")  # pyright: ignore[reportPrivateUsage]
+    assert "3 steps" in repr(measured)
+    told = ps.report(plan, timeline, measured)
+    assert told._repr_html_().startswith("<iframe srcdoc=")  # pyright: ignore[reportPrivateUsage]
+
+
 def test_graph_from_a_file_is_measured_with_its_job_only(
     graph: ps.Graph, job: ps.Job, tmp_path: Path
 ) -> None:

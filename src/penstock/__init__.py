@@ -124,7 +124,7 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "__version__"})
+    return sorted({*__all__, "__version__"})
 
 
 def _version() -> str:

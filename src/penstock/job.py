@@ -357,10 +357,24 @@ def _is_file(place: str) -> bool:
     return place.endswith(".py") or "/" in place or Path(place).exists()
 
 
-def _load_file(path: Path) -> ModuleType:
+def check_file(text: str) -> None:
+    """Raise where a job is named by a file that is not there; nothing is loaded.
+
+    Raises:   JobError.
+    """
+    place = script_of(text).place
+    if place.endswith(".py"):
+        _check_file(Path(place))
+
+
+def _check_file(path: Path) -> None:
     if not path.is_file():
         problem = "is a folder" if path.is_dir() else "does not exist"
         raise JobError(f"the file {path} {problem}", hint=_neighbours(path))
+
+
+def _load_file(path: Path) -> ModuleType:
+    _check_file(path)
     _search_in(path.parent)
     name = _module_name(path)
     spec = importlib.util.spec_from_file_location(name, path)

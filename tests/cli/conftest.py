@@ -1,5 +1,6 @@
 """What tests of the command line share: the way in, and one folder for measured profiles."""
 
+import json
 import os
 import re
 import resource
@@ -28,7 +29,7 @@ class Done(NamedTuple):
     def refusal(self, code: int) -> tuple[str, str]:
         """Return error and hint, after the checks that hold for every refusal."""
         assert self.code == code, self
-        assert self.out == ""
+        assert self.out == "" or json.loads(self.out).keys() >= {"error", "hint"}
         assert "Traceback" not in self.err
         lines = self.err.splitlines()
         errors = [line for line in lines if line.startswith("error: ")]

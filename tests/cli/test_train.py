@@ -136,6 +136,9 @@ def test_resumed_run_goes_on_as_if_it_had_not_stopped(
     assert call("train", f"{JOBS}:small", "--out", parts, *same).code == 0
     assert call("train", f"{JOBS}:small", "--out", parts, "--resume").code == 0
     assert losses(Path(parts)) == losses(Path(whole))
+    again = call("train", f"{JOBS}:small", "--out", parts, "--resume")  # a script resumes it again
+    assert (again.code, "nothing is left to do" in again.err) == (0, True)
+    assert "train loss: " in again.out
 
 
 def test_units_train_to_the_same_losses_and_are_gone_on_with(call: Call, tmp_path: Path) -> None:

@@ -80,10 +80,11 @@ def test_every_field_of_a_plan_is_written(tmp_path: Path) -> None:
 
 def test_str_shows_every_decision_and_the_prediction() -> None:
     assert str(REASONED) == (
-        f"Plan for graph {GRAPH.digest}: 2 x 2 stages on 4 ranks, one_f_one_b, 4 micro-batches\n"
+        "2 pipelines of 2 stages on 4 processes (one_f_one_b): "
+        "250 ms a step, 1.00 KiB to 2.00 KiB each\n"
+        "  predicted: 250 ms, 0.125 usd per step; peak 1.00 KiB, 2.00 KiB\n"
         "  ranks: 4 (user): asked for\n"
-        "  cuts: after layers.1 (search): 2 s\n"
-        "  predicted: 250 ms, 0.125 usd per step; peak 1.00 KiB, 2.00 KiB"
+        "  cuts: after layers.1 (search): 2 s"
     )
 
 
@@ -179,7 +180,7 @@ def test_file_with_a_changed_value_is_refused_with_its_name_or_is_a_plan(
         named = str(file) in problem.message
         assert named, problem.message  # noqa: PT017 - either is right
         return
-    assert str(plan).startswith("Plan for graph")
+    assert " on " in str(plan).splitlines()[0]
     assert Plan.load(file) == plan
 
 
@@ -316,7 +317,7 @@ def test_schedule_of_a_plan_is_the_one_that_stands_in_it() -> None:
     assert (plan.num_micro_batches, plan.num_ranks) == (2, 2)
     assert schedule_of(plan) is schedule
     assert lower_plan(plan, GRAPH) == lower_plan(plan, GRAPH, schedule=schedule)
-    assert "2 ranks, a written schedule, 2 micro-batches" in str(plan)
+    assert str(plan) == "pipeline of 2 stages on 2 processes (a written schedule)"
 
 
 def test_recipe_of_a_plan_is_built_with_all_that_it_says() -> None:
@@ -325,7 +326,7 @@ def test_recipe_of_a_plan_is_built_with_all_that_it_says() -> None:
         GRAPH, [0], Recipe("zb_greedy", (("limit", 3),), seconds), num_micro_batches=4
     )
     assert schedule_of(plan) == zb_greedy(2, 4, seconds=seconds, limit=3)
-    assert str(plan).splitlines()[0].endswith("2 ranks, zb_greedy(limit=3), 4 micro-batches")
+    assert str(plan).splitlines()[0].endswith("on 2 processes (zb_greedy(limit=3))")
     assert replace(plan, schedule="zb_greedy").schedule == Recipe("zb_greedy")
 
 

@@ -3,16 +3,21 @@
 import itertools
 import json
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ReportError
+from penstock.plan.tried import Tried
 from penstock.report import report, wall
+from penstock.report.charts import Axis, Curve, Level, chart
 from penstock.report.compare import compare
 from penstock.report.of_run import report as report_run
+from penstock.report.scale import PLAIN
 from penstock.report.words import (
     bytes_text,
     seconds_text,
@@ -56,7 +61,8 @@ def test_headline_states_step_memory_and_loss():
     text = str(a_report())
     assert "One step took 200 ms; 180 ms was predicted (\u221210.0 %)." in text
     assert "rank, 0, held 100 MiB of its 256 MiB; 90.0 MiB was predicted (\u221210.0 %)" in text
-    assert "validation loss is 2.25, against 3.5 for unigram entropy" in text
+    assert "validation loss is 2.25." in text
+    assert "unigram" not in text
     cards = next(card.text for card in Tree(a_report().html).all("dl", "cards"))
     for figure in ("200 ms", "100 MiB", "39.1 % of 256 MiB", "2.25", "2,560", "180 ms"):
         assert figure in cards
@@ -102,14 +108,60 @@ def test_memory_has_a_curve_per_rank_and_the_cap():
     assert "cap 1.00 TiB, above the picture" in page
 
 
-def test_loss_stands_beside_validation_and_what_the_job_reports_in_nats():
+def test_loss_stands_beside_validation_and_what_the_job_reports_is_folded():
     tree = Tree(a_report().html)
     loss = next(
         c for c in tree.all("svg", "chart") if c.attributes["aria-label"].startswith("Loss")
     )
-    assert "unigram entropy 3.5" in loss.text
+    assert "unigram" not in loss.text
     assert "validation 2.25" in loss.text
-    assert "corpusstdlib" in tree.text
+    folded = "".join(each.text for each in tree.all("details"))
+    assert "corpusstdlib" in folded
+    assert "unigram_entropy_nats" in folded
+
+
+TRIED = (Tried("one process", 1, 0.4, 2**28), Tried("pipeline of 3 stages", 3, 0.25, 2**26))
+
+
+def test_total_time_and_speed_beside_others_stand_first():
+    plan = a_plan()
+    plan = replace(plan, predicted=replace(plan.predicted, tried=TRIED))
+    metrics = [{"step": at, "loss": 1.0, "seconds": 0.2} for at in range(1, 11)]
+    one = report(plan, pipeline(), pipeline(slow=2), metrics=metrics)
+    tree = Tree(one.html)
+    first = tree.all("dl", "cards")[0].text
+    assert first.startswith("Total time2.00 sfor 10 steps")
+    assert "one process (predicted 400 ms)" in first
+    rows = [row.text for row in tree.all("tr")]
+    assert any(row.startswith("One process400 ms256 MiB") for row in rows)
+    assert str(one).startswith("Pipeline of 2 stages on 2 processes")
+
+
+def test_of_two_tables_of_time_the_second_is_folded():
+    both = walled(spent()).html
+    assert "Every kind of action" in "".join(each.text for each in Tree(both).all("details"))
+    alone = a_report().html  # without a breakdown that is the one
+    assert "Every kind of action" not in "".join(each.text for each in Tree(alone).all("details"))
+
+
+@pytest.mark.parametrize("end", [2.2, 2.25, 2.3, 4.0])
+def test_name_of_a_level_hides_no_curve_where_there_is_room(end):
+    ys = np.linspace(5.0, end, 200)
+    curve = Curve("loss", "measured", np.arange(200.0), ys)
+    axes = Axis("step", PLAIN), Axis("", PLAIN)
+    drawn = chart("", [curve], [Level("validation", "validation", 2.25)], x=axes[0], y=axes[1])
+    name = next(each for each in Tree(drawn).all("text") if each.text.startswith("validation"))
+    left, row = float(name.attributes["x"]), float(name.attributes["y"])
+    long = 6.8 * len(name.text)
+    left -= {"end": long, "middle": long / 2, "start": 0.0}[name.attributes["text-anchor"]]
+    path = next(each for each in Tree(drawn).all("path", "curve")).attributes["d"]
+    points = re.findall(r"[ML]([\d.]+) ([\d.]+)", path)
+    inside = [
+        (x, y)
+        for x, y in points
+        if left <= float(x) <= left + long and row - 11 <= float(y) <= row + 3
+    ]
+    assert inside == []
 
 
 def test_long_run_is_thinned_to_the_pixels_and_keeps_its_peak():

@@ -88,7 +88,7 @@ def test_figures_stand_to_the_right_and_headings_name_their_sections():
     assert len(ids) == len(set(ids))
     named = [section.attributes["aria-labelledby"] for section in tree.all("section")]
     assert named == [h2.attributes["id"] for h2 in tree.all("h2")]
-    assert len(named) == 6
+    assert len(named) == 5
     cells = [cell for cell in tree.all("td") if re.search(r"\d (ms|MiB|%)$", cell.text)]
     assert cells
     assert all(cell.attributes.get("class") == "n" for cell in cells if len(cell.text) < 12)

@@ -47,6 +47,18 @@ def test_code_that_was_kept_for_a_record_that_is_gone_is_made_anew(tmp_path):
     assert list(tmp_path.rglob("*.nbi"))
 
 
+def test_whether_code_is_kept_is_known_before_it_is_called(tmp_path):
+    (tmp_path / "module.py").write_text(
+        "from penstock.schedule.compiled import compiled, is_kept\n"
+        "@compiled\ndef more(number):\n    return number + 1\n"
+        "print(is_kept(more), more(1), is_kept(more), is_kept(len))\n"
+    )
+    command = [sys.executable, "-c", f"import sys; sys.path[0] = {str(tmp_path)!r}; import module"]
+    for before in ("False", "True"):
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert (done.stderr, done.stdout) == ("", f"{before} 2 True True\n")
+
+
 INNER = """
 from penstock.schedule.compiled import compiled
 

@@ -44,6 +44,9 @@ class Ear(ps.Listener):
     def say(self, words):
         self.said.append(words)
 
+    def finished(self, trained):
+        self.said.append(trained)
+
 
 def test_a_run_from_python_equals_the_plain_loop_and_goes_on(tmp_path):
     out, rows, ear, threads = tmp_path / "run", [], Ear(), torch.get_num_threads()
@@ -58,7 +61,10 @@ def test_a_run_from_python_equals_the_plain_loop_and_goes_on(tmp_path):
     summary = json.loads((out / "summary.json").read_text())
     assert summary["train_loss"] == first.summary["train_loss"]
     assert first.plan == ps.Plan.load(out / "plan.json")
-    assert any(words.startswith("Plan for graph") for words in ear.said)
+    assert any("pipeline of 2 stages on 2 processes" in str(words) for words in ear.said[:-1])
+    assert ear.said[-1] is first
+    assert len(repr(first)) < 1000
+    assert "<svg" in first._repr_html_()
     assert json.loads((out / "job.json").read_text())["job"] == ""  # nothing names a record
     last = ps.train(small(), num_steps=5, resume=True, out=out, on_step=rows.append)
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]

@@ -101,7 +101,7 @@ def from_loader(
     rest = found.length % size
     if how.last is None and rest:
         message = f"the loader's last micro-batch has {rest} samples, the others {size}"
-        hint = 'set drop_last=True, or from_loader(loader, last="drop"), "pad" or "wrap"'
+        hint = 'set drop_last=True, or ps.from_loader(loader, last="drop"), "pad" or "wrap"'
         raise JobError(message, hint=hint)
     return found
 

@@ -122,7 +122,7 @@ class Stream:
                 return []
             case None:
                 message = f"an epoch of {named(self.dataset)} ends with {len(rest)} samples"
-                hint = 'from_loader(loader, last="drop"), "pad" or "wrap"; or drop_last=True'
+                hint = 'ps.from_loader(loader, last="drop"), "pad" or "wrap"; or drop_last=True'
                 raise JobError(f"{message}; a micro-batch has {size}", hint=hint)
 
 

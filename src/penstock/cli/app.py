@@ -1,50 +1,84 @@
 """App: the commands, and the one place where every error ends."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
 
 import penstock
 from penstock.cli import face
-from penstock.cli.check import check
-from penstock.cli.configure import configure
-from penstock.cli.doctor import doctor
-from penstock.cli.explain import diff, explain
-from penstock.cli.export import export
-from penstock.cli.fleet import app as fleet
-from penstock.cli.infer import infer
-from penstock.cli.join import join
-from penstock.cli.launch import launch
+from penstock.cli.group import WholeGroup
 from penstock.cli.of_job import JobCommand
-from penstock.cli.plan import plan
-from penstock.cli.predict import predict
-from penstock.cli.replay import replay
-from penstock.cli.report import report
-from penstock.cli.schedule import schedule
-from penstock.cli.simulate import simulate
-from penstock.cli.stop import stop
-from penstock.cli.train import train
-from penstock.cli.watch import watch
 
 COMMANDS = (
-    train, join, watch, stop, launch, infer, plan, explain, diff, simulate, replay, predict,
-    configure, report, export, schedule, check, doctor,
+    "train", "join", "watch", "stop", "launch", "infer", "plan", "explain", "diff", "simulate",
+    "replay", "predict", "configure", "report", "export", "schedule", "check", "doctor", "fleet",
 )  # fmt: skip
-OF_JOBS = train, infer, plan, simulate, export, check  # behind `--` they take the script's
-
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
-for command in COMMANDS:
-    app.command(cls=JobCommand if command in OF_JOBS else None)(command)
-app.add_typer(fleet)
+OF_JOBS = "train", "infer", "plan", "simulate", "export", "check"  # behind `--` is the script's
 
 
-@app.callback(invoke_without_command=True)
+def app_of(names: Sequence[str] = COMMANDS) -> typer.Typer:
+    """Return the command line with these commands: each takes time to load."""
+    app = typer.Typer(
+        cls=WholeGroup,
+        add_completion=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    )
+    app.callback(invoke_without_command=True)(_penstock)
+    for name in names:
+        command = _command(name)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command)
+        else:
+            app.command(name, cls=JobCommand if name in OF_JOBS else None)(command)
+    return app
+
+
+def _command(name: str) -> Callable[..., None] | typer.Typer:  # long: one for each
+    match name:
+        case "train":
+            from penstock.cli.train import train as command
+        case "join":
+            from penstock.cli.join import join as command
+        case "watch":
+            from penstock.cli.watch import watch as command
+        case "stop":
+            from penstock.cli.stop import stop as command
+        case "launch":
+            from penstock.cli.launch import launch as command
+        case "infer":
+            from penstock.cli.infer import infer as command
+        case "plan":
+            from penstock.cli.plan import plan as command
+        case "explain":
+            from penstock.cli.explain import explain as command
+        case "diff":
+            from penstock.cli.explain import diff as command
+        case "simulate":
+            from penstock.cli.simulate import simulate as command
+        case "replay":
+            from penstock.cli.replay import replay as command
+        case "predict":
+            from penstock.cli.predict import predict as command
+        case "configure":
+            from penstock.cli.configure import configure as command
+        case "report":
+            from penstock.cli.report import report as command
+        case "export":
+            from penstock.cli.export import export as command
+        case "schedule":
+            from penstock.cli.schedule import schedule as command
+        case "check":
+            from penstock.cli.check import check as command
+        case "doctor":
+            from penstock.cli.doctor import doctor as command
+        case _:
+            from penstock.cli.fleet import app as command
+    return command
+
+
 def _penstock(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
@@ -74,6 +108,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
+    named = next(iter(arguments), "")
+    app = app_of([named] if named in COMMANDS else COMMANDS)
     try:
         with typer.main.get_command(app).make_context("penstock", [*arguments]) as context:
             context.command.invoke(context)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 from rich.table import Table
 
-from penstock.cli import face, view
+from penstock.cli import face, flags
 from penstock.errors import GraphError, PlanError
 from penstock.files import Json
 from penstock.graph.graph import Graph
@@ -21,7 +21,7 @@ from penstock.rules.ruled import ruled, slices_asked
 from penstock.schedule.grid import evenly
 from penstock.schedule.recipe import AnySchedule, built, name_of
 from penstock.schedule.schedule import Schedule
-from penstock.training import ask, prepare
+from penstock.training import ask, prepare, view
 
 if TYPE_CHECKING:
     from penstock.training.proof import Proof
@@ -33,11 +33,11 @@ def check(  # noqa: PLR0913 - the flags of the command
     stages: Annotated[
         int | None, typer.Option(min=1, help="Number of stages; default: 2, or the file's.")
     ] = None,
-    schedule: Annotated[str, typer.Option(help=ask.HELP)] = "one_f_one_b",
-    units: Annotated[str | None, typer.Option(metavar="block|N", help=ask.UNITS_HELP)] = None,
+    schedule: Annotated[str, typer.Option(help=flags.SCHEDULE)] = "one_f_one_b",
+    units: Annotated[str | None, typer.Option(metavar="block|N", help=flags.UNITS)] = None,
     replicas: Annotated[int | None, typer.Option(min=1, help="Copies of the pipeline.")] = None,
     recompute: Annotated[bool, typer.Option(help="Repeat F before B in every stage.")] = False,
-    offload: Annotated[str | None, typer.Option(help=ask.OFFLOAD_HELP)] = None,
+    offload: Annotated[str | None, typer.Option(help=flags.OFFLOAD)] = None,
     post_validation: face.PostValidation = False,
     rules: face.WithRules = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps to compare, a few apart.")] = 2,

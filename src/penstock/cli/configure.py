@@ -33,7 +33,7 @@ def configure(
 
     Of all tensor, pipe and data degrees, micro-batches, interleavings, ways of recompute and of
     sharding, those that fit are ranked by closed forms fitted on published runs, and the best are
-    simulated.  Penstock itself runs no tensor degrees and no sharding yet.
+    simulated.  Penstock itself runs no tensor degrees yet.
 
     Example: penstock configure llama3-8b machines.toml --batch 512
     """

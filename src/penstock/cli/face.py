@@ -12,16 +12,16 @@ import shlex
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, cast
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn
 
-from penstock.errors import GraphError, PenstockError, PlanError, ProgramError, RunError
+from penstock import terminal
+from penstock.errors import GraphError, JobError, PenstockError, PlanError, ProgramError, RunError
 from penstock.files import Json, finite
+from penstock.terminal import console, say
 from penstock.training.stop import Stopped
 
 PostValidation = Annotated[  # a flag of several commands
@@ -32,22 +32,14 @@ WithRules = Annotated[
     Path | None, typer.Option("--with", metavar="RULES", help="Rules (TOML) that plans keep to.")
 ]
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
-_WIDE = 10_000  # columns of what is no terminal: nothing is wrapped or shortened
 _HELP = "`penstock COMMAND --help` shows what a command takes"
 _HINTS: dict[type[PenstockError], str] = {  # where the error itself has none
     GraphError: "change the model there; `penstock train JOB` trains it by plain data parallelism",
     PlanError: "ask for less, or leave more to the search",
 }
 _USAGE = typer.BadParameter.__mro__[1]  # Typer has a Click of its own and exports only this
-
-
-def _console(*, stderr: bool) -> Console:
-    is_terminal = (sys.stderr if stderr else sys.stdout).isatty()
-    width = None if is_terminal else _WIDE
-    return Console(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
-
-
-out, err = _console(stderr=False), _console(stderr=True)
+out = console(stderr=False)
+busy, progress, table = terminal.busy, terminal.progress, terminal.table
 
 
 def show(text: str) -> None:
@@ -63,12 +55,6 @@ def show(text: str) -> None:
 def show_json(document: Json) -> None:
     """Print the one JSON document of a command to stdout; what is not a number becomes null."""
     show(json.dumps(finite(document), allow_nan=False))
-
-
-def say(message: str) -> None:
-    """Print a message to stderr; if nobody can read it, it is lost."""
-    with contextlib.suppress(OSError):
-        print(message, file=sys.stderr, flush=True)
 
 
 def asks(question: str) -> bool:
@@ -103,6 +89,16 @@ def only_results() -> contextlib.AbstractContextManager[object]:
     return contextlib.redirect_stdout(sys.stderr)
 
 
+def check_folder(path: Path) -> None:
+    """Raise if there is no such folder: a run was to be in it.
+
+    Raises:   JobError.
+    """
+    if not path.is_dir():
+        hint = "give the folder that `penstock train --out` wrote"
+        raise JobError(f"there is no folder {path}", hint=hint)
+
+
 def check_place(path: Path) -> None:
     """Raise if no file can be written, before time is spent on its contents.
 
@@ -119,52 +115,6 @@ def check_place(path: Path) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return aligned columns, numbers to the right; no line ends in a space."""
-    cells = [tuple(map(str, row)) for row in rows]
-    widths = [max(map(len, column)) for column in zip(head, *cells, strict=True)]
-    right = [all(row[at][:1].isdigit() for row in cells) for at in range(len(head))]
-
-    def line(row: Sequence[str]) -> str:
-        padded = zip(row, widths, right, strict=True)
-        return "  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in padded).rstrip()
-
-    return "\n".join(map(line, (head, *cells)))
-
-
-# -- progress --------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def busy(what: str) -> Generator[None, None, None]:
-    """Show on a terminal's stderr what is being done, until it is."""
-    with _live(what, TextColumn("{task.description} ...")):
-        yield
-
-
-@contextlib.contextmanager
-def progress(what: str) -> Generator[Callable[[int, int], None], None, None]:
-    """Show a bar on a terminal's stderr; the call that is yielded moves it: (done, total or 0)."""
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    with _live(what, *columns) as bars:
-
-        def tell(done: int, total: int) -> None:
-            for task in bars.task_ids:
-                bars.update(task, completed=done, total=total or None, refresh=True)
-
-        yield tell
-
-
-@contextlib.contextmanager
-def _live(what: str, *columns: ProgressColumn) -> Generator[Progress, None, None]:
-    bars = Progress(*columns, console=err, transient=True, auto_refresh=False)
-    bars.disable = not err.is_terminal
-    with bars:
-        bars.add_task(what, total=None)
-        bars.refresh()
-        yield bars
-
-
 # -- errors ----------------------------------------------------------------------------------------
 
 
@@ -172,20 +122,32 @@ def fail(problem: BaseException, arguments: Sequence[str] = ()) -> int:
     """Print what went wrong and what to do about it to stderr; return the exit code.
 
     2 for bad usage (of `arguments`) and bad input, 1 for what failed later, 130 for Ctrl-C,
-    143 for SIGTERM.
+    143 for SIGTERM.  Where `--json` is asked for, stdout has the same as one JSON document.
     """
-    if isinstance(problem, Stopped):
-        say(problem.words)
-        return problem.code
+    asked = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    as_json = "--json" in asked
     if isinstance(problem, KeyboardInterrupt):
-        say("interrupted")
-        return INTERRUPTED
+        is_known = isinstance(problem, Stopped)
+        words, code = (problem.words, problem.code) if is_known else ("interrupted", INTERRUPTED)
+        say(words)
+        if as_json:
+            _show_error(code, words, (), "")
+        return code
     code, message, hint = _explain(problem, arguments)
     first, *evidence = message.strip().splitlines() or [type(problem).__name__]
     shown = textwrap.indent(textwrap.dedent("\n".join(_without_frames(evidence))), "  ")
-    lines = [f"error: {first}", *shown.splitlines(), f"hint: {' '.join(hint.split())}"]
-    say("\n".join(lines))
+    hint = " ".join(hint.split())
+    say("\n".join([f"error: {first}", *shown.splitlines(), f"hint: {hint}"]))
+    if as_json:
+        _show_error(code, first, shown.splitlines(), hint)
     return code
+
+
+def _show_error(code: int, error: str, evidence: Sequence[str], hint: str) -> None:
+    """Print an error to stdout as one JSON document; if nobody can read it, it is lost."""
+    lines: list[Json] = [line.strip() for line in evidence]
+    with contextlib.suppress(OSError):
+        show_json({"error": error, "evidence": lines, "hint": hint, "code": code})
 
 
 def _explain(problem: BaseException, arguments: Sequence[str]) -> tuple[int, str, str]:

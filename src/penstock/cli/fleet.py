@@ -10,11 +10,14 @@ from penstock.cli.fleet_predict import predict
 from penstock.cli.fleet_replay import replay
 from penstock.cli.fleet_run import run
 from penstock.cli.fleet_volatile import volatile
+from penstock.cli.group import WholeGroup
 from penstock.cli.of_job import JobCommand
 
 COMMANDS = (predict, batch, market, replay, advise, volatile, run)
 
-app = typer.Typer(name="fleet", add_completion=False, rich_markup_mode=None, no_args_is_help=False)
+app = typer.Typer(
+    name="fleet", cls=WholeGroup, add_completion=False, rich_markup_mode=None, no_args_is_help=False
+)
 for command in COMMANDS:
     app.command(cls=JobCommand if command in (predict, advise) else None)(command)
 

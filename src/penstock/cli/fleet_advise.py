@@ -131,11 +131,10 @@ def planned(text: str, path: Path) -> "tuple[list[Speed], bool]":
     """Return the speed of the best plan on 1, 2, 4, ... and all hosts of a cluster, and whether all
     state is there when a rank is lost: in replicas, or with a guard.
     """
-    from penstock.cli import view
     from penstock.cluster.cluster import Cluster
     from penstock.fleet.work import Speed
     from penstock.search.shapes import Fixed
-    from penstock.training import prepare
+    from penstock.training import prepare, view
     from penstock.training.choose import Machines, SearchAim, best
     from penstock.training.losses import survives
 

@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.cli import face, view
+from penstock.cli import face
 from penstock.errors import EstimateError
 from penstock.files import Json
+from penstock.training import view
 from penstock.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:

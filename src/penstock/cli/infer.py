@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from penstock.cli import face, view
+from penstock.cli import face
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.order import placed
 from penstock.errors import ClusterError, RunError
 from penstock.files import Json
 from penstock.job import Job, load_job
 from penstock.search.inference import Streamed, best_stream, even_stream
-from penstock.training import prepare
+from penstock.training import prepare, view
 from penstock.units import format_seconds
 
 if TYPE_CHECKING:

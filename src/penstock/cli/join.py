@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import face, view
+from penstock.cli import face
 
 
 def join(
@@ -26,6 +26,9 @@ def join(
 
     Example: penstock join runs/gpt
     """
+    if "://" not in run:
+        face.check_folder(Path(run))
+    from penstock.training import view
     from penstock.training.joining import JoinTerms, join_run
 
     with face.only_results():

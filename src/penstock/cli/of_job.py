@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 from penstock.errors import JobError
+from penstock.job import check_file
 from penstock.script import as_started, has_helped, with_arguments
 
 _NAMES = "job", "what"  # of the parameter that is the job
@@ -34,6 +35,7 @@ class JobCommand(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         """Run the command; the help of a script, where its arguments ask for it, is enough."""
         text = next(ctx.params[name] for name in _NAMES if name in ctx.params) or ""
+        check_file(text)  # before torch is loaded
         with as_started(text):
             try:
                 return super().invoke(ctx)

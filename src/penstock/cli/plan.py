@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock import taken
-from penstock.cli import face, view
+from penstock.cli import face, flags
 from penstock.errors import PlanError
 from penstock.files import Json
 from penstock.graph.graph import Graph
@@ -19,7 +19,7 @@ from penstock.schedule.recipe import name_of
 from penstock.search.candidate import Candidate, Objective
 from penstock.search.reasons import wire_words
 from penstock.search.shapes import Fixed
-from penstock.training import ask, prepare, saved
+from penstock.training import ask, prepare, saved, view
 from penstock.training.choose import (
     Machines,
     SearchAim,
@@ -48,10 +48,10 @@ def plan(  # long: the flags of the command  # noqa: PLR0913
     ranks: Annotated[int | None, typer.Option(min=1, help="Total ranks.")] = None,
     replicas: Annotated[int | None, typer.Option(min=1, help="Copies of the pipeline.")] = None,
     stages: Annotated[int | None, typer.Option(min=1, help="Stages of a pipeline.")] = None,
-    schedule: Annotated[str | None, typer.Option(help=ask.HELP)] = None,
-    units: Annotated[str | None, typer.Option(metavar="block|N", help=ask.UNITS_HELP)] = None,
-    offload: Annotated[str | None, typer.Option(help=ask.OFFLOAD_HELP)] = None,
-    memory: Annotated[str | None, typer.Option(help=ask.MEMORY_HELP)] = None,
+    schedule: Annotated[str | None, typer.Option(help=flags.SCHEDULE)] = None,
+    units: Annotated[str | None, typer.Option(metavar="block|N", help=flags.UNITS)] = None,
+    offload: Annotated[str | None, typer.Option(help=flags.OFFLOAD)] = None,
+    memory: Annotated[str | None, typer.Option(help=flags.MEMORY)] = None,
     post_validation: face.PostValidation = False,
     rules: face.WithRules = None,
     limit: Annotated[
@@ -77,6 +77,10 @@ def plan(  # long: the flags of the command  # noqa: PLR0913
     with face.only_results():
         loaded = prepare.loaded(job, said, view.TERMINAL).job
         ask.check_fits(asked, loaded, post_validation=post_validation)
+        if cluster is None:
+            from penstock.training.possible import check_soon
+
+            check_soon(loaded, fixed, view.TERMINAL)
         captured, fixed, decisions = _examined(loaded, job, fixed)
         _check_stages(captured.graph, stages)
         there = prepare.machines(cluster, ranks, view.TERMINAL)

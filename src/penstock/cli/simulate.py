@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli import face, view
+from penstock.cli import face
 from penstock.errors import ClusterError, ProfileError
 from penstock.files import Json
 from penstock.job import load_job
 from penstock.plan.plan import Plan
 from penstock.timeline.draw import draw
 from penstock.timeline.timeline import Timeline, busy_s, num_steps, step_s
-from penstock.training import prepare, saved
+from penstock.training import prepare, saved, view
 from penstock.training.choose import for_plan
 from penstock.units import format_bytes, format_seconds
 

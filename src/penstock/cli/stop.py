@@ -18,6 +18,7 @@ def stop(
 
     Example: penstock stop runs/gpt
     """
+    face.check_folder(folder)
     from penstock.runtime.checkpoint import steps_in
     from penstock.training.ending import stop_run
 

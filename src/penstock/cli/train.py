@@ -8,17 +8,16 @@ from typing import Annotated, Any, Literal, cast
 
 import typer
 
-from penstock.cli import face, view
+from penstock.cli import face, flags
 from penstock.errors import JobError, RunError
-from penstock.training import ask
 
 
 def train(  # long: the flags of the command  # noqa: PLR0913
     job: Annotated[str, typer.Argument(metavar="JOB", help="A file.py[:name] or module[:name].")],
     plan: Annotated[Path | None, typer.Option(help="Train with this plan.")] = None,
-    schedule: Annotated[str | None, typer.Option(help=ask.HELP)] = None,
+    schedule: Annotated[str | None, typer.Option(help=flags.SCHEDULE)] = None,
     stages: Annotated[int | None, typer.Option(min=1, help="Stages of a pipeline.")] = None,
-    units: Annotated[str | None, typer.Option(metavar="block|N", help=ask.UNITS_HELP)] = None,
+    units: Annotated[str | None, typer.Option(metavar="block|N", help=flags.UNITS)] = None,
     steps: Annotated[
         int | None, typer.Option(min=1, help="Total steps; default: the job's.")
     ] = None,
@@ -46,8 +45,8 @@ def train(  # long: the flags of the command  # noqa: PLR0913
     mtbf: Annotated[
         str | None, typer.Option(metavar="TIME", help="Mean time between failures, as 3h.")
     ] = None,
-    offload: Annotated[str | None, typer.Option(help=ask.OFFLOAD_HELP)] = None,
-    memory: Annotated[str | None, typer.Option(help=ask.MEMORY_HELP)] = None,
+    offload: Annotated[str | None, typer.Option(help=flags.OFFLOAD)] = None,
+    memory: Annotated[str | None, typer.Option(help=flags.MEMORY)] = None,
     post_validation: face.PostValidation = False,
     rules: face.WithRules = None,
     eager: Annotated[
@@ -89,8 +88,10 @@ def train(  # long: the flags of the command  # noqa: PLR0913
 
     Example: penstock train examples/gpt.py --out runs/gpt
     """
-    from penstock.training.started import UNPLANNED, ranks_to_start, start_ranks
-    from penstock.training.train import train as train_job
+    with face.busy("loading PyTorch"):
+        from penstock.training import ask, view
+        from penstock.training.started import UNPLANNED, ranks_to_start, start_ranks
+        from penstock.training.train import train as train_job
 
     alone = until_loss is not None
     if (count := ranks_to_start(ranks, plan, cluster, alone=alone)) > 1:
@@ -102,7 +103,7 @@ def train(  # long: the flags of the command  # noqa: PLR0913
             raise typer.Exit(ended.code)
         face.say(f"{ended.why}\nno plan can be made: training it on one device instead")
         ranks = 1
-    with face.only_results(), _as_rank():
+    with _over(as_json=as_json), face.only_results(), _as_rank():
         trained = train_job(
             job,
             cluster=cluster,
@@ -132,10 +133,7 @@ def train(  # long: the flags of the command  # noqa: PLR0913
             objective=objective,
             audit=audit,
             forget_state=forget_state,
-            listener=view.TERMINAL,
         )
-        if trained is not None:
-            view.show_trained(trained)
     if trained is not None and as_json:
         face.show_json(json.loads(json.dumps(trained.summary)))
     elif trained is not None:
@@ -160,6 +158,29 @@ def _check_validated(summary: Mapping[str, object]) -> None:
     if why := summary.get(NOT_VALIDATED):
         message, _, hint = str(why).partition("; ")
         raise JobError(f"{message}: there is no val_loss; the run is whole", hint=hint)
+
+
+@contextlib.contextmanager
+def _over(*, as_json: bool) -> Generator[None]:
+    """Show what a run gave that was over before; a script that resumes it again has nothing to do.
+
+    Raises:   typer.Exit: it was.  PlanError: it was, and has left no summary.
+    """
+    from penstock.training import view
+    from penstock.training.over import NothingLeftError
+
+    try:
+        yield
+    except NothingLeftError as problem:
+        summary = problem.summary()
+        if summary is None:
+            raise
+        face.say(f"{problem.message}: nothing is left to do ({problem.hint})")
+        if as_json:
+            face.show_json(summary)
+        else:
+            face.show(view.words_of(summary))
+        raise typer.Exit(face.DONE) from problem
 
 
 @contextlib.contextmanager

@@ -34,13 +34,27 @@ def watch(
     """
     from penstock.report.watched import Watch
 
-    watched = Watch(folder)
+    watched = _begun(folder) if (page or port) and not as_json else Watch(folder)
     if as_json:
         face.show_json(_look(watched).to_json())
     elif page or port:
         _serve(watched, port)
     else:
         _redraw(watched)
+
+
+def _begun(folder: Path) -> "Watch":
+    """Return the watch of a run, once there is one: a page may be opened before.
+
+    Raises:   ReportError: the folder is a file.
+    """
+    from penstock.report.watched import Watch, is_run
+
+    if not is_run(folder) and not folder.is_file():
+        face.say(f"waiting for a run in {folder}; Ctrl-C ends it")
+        while not is_run(folder):
+            time.sleep(_EVERY_S)
+    return Watch(folder)
 
 
 def _look(watched: "Watch") -> "Watched":
@@ -90,7 +104,7 @@ def words_of(told: "Watched") -> str:
     rates = ("tokens/s", told.tokens_per_s), ("samples/s", told.samples_per_s)
     rows += [(name, *_both(pair, _rate)) for name, pair in rates if pair.measured is not None]
     lines += [face.table(("", "predicted", "measured"), rows)]
-    if told.inputs.generations:
+    if told.ranks:
         lines += ["", face.table(("rank", "is", "step"), _ranks(told))]
     if told.changes:
         head = ("after step", "generation", "what", "cost", "moved", "a step then, predicted")

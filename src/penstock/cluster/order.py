@@ -3,7 +3,7 @@
 Where hosts have links of their own, they are cut in two where the fewest bytes per second cross,
 then each part again, and so on: slow links end up between parts and are crossed once.
 
-Source:   001#4 SPP, arXiv:2204.10562 (recursive min-cut).
+Source:   SPP, arXiv:2204.10562 (recursive min-cut).
           M. Stoer, F. Wagner, "A simple min-cut algorithm", 1997.
 """
 

@@ -9,7 +9,7 @@ between their members.  Where joining takes a leap, regions end: all that was jo
 inside one, what would be joined after it is not.  Without a leap there is one region.  Hosts of a
 region are told apart in the same way by what they compute.
 
-Source:   002#6 SpanTrain, arXiv:2505.15536 (two payloads, benchmark tasks, two levels of clusters).
+Source:   SpanTrain, arXiv:2505.15536 (two payloads, benchmark tasks, two levels of clusters).
 """
 
 import math

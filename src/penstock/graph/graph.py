@@ -227,6 +227,9 @@ class Graph:
         """Return (node name, effect, module) of every op that is not pure."""
         return tuple((n.name, n.effect, n.module) for n in self.nodes if n.effect != "pure")
 
+    def __repr__(self) -> str:
+        return f"<{self}>"
+
     def __str__(self) -> str:
         ops = [node for node in self.nodes if node.kind == "op"]
         backward = sum(node.phase == "B" for node in ops)

@@ -7,7 +7,7 @@ side and all B_k one below the other:
             norms, embeddings, convolutions), which are added up
     once    the products, of operands that are concatenated, and what only reshapes their results
 
-Source:  001#7 2BP, arXiv:2405.18047, section 3: backward-p2 on concatenated micro-batches.
+Source:  2BP, arXiv:2405.18047, section 3: backward-p2 on concatenated micro-batches.
 """
 
 from collections.abc import Sequence

@@ -13,7 +13,7 @@ Gains:   what is gathered of a parameter, its gradient and, behind a head, logit
          at once: all but one slice of them.
 Costs:   calls; a few passes over the logits more than log-softmax takes; an embedding looks each
          token up in every slice.
-Source:  operator splitting: OSDP, arXiv:2209.13258 (000#2).
+Source:  operator splitting: OSDP, arXiv:2209.13258.
 """
 
 from collections.abc import Mapping, Sequence

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from penstock.graph.trace import Capture
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)  # prints itself as any graph
 class Traced(Graph):
     """A graph with its job, and with what torch needs to run it.  A saved one is a plain Graph."""
 

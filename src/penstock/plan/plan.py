@@ -4,6 +4,7 @@ import itertools
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from html import escape
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -17,6 +18,7 @@ from penstock.graph.owners import owners_of
 from penstock.graph.stages import Recompute
 from penstock.job import Precision
 from penstock.plan.fits import Buffers, check_schedule, check_sizes, check_together
+from penstock.plan.tried import Tried, headline, tried_lines
 from penstock.program.instructions import Guarding
 from penstock.program.passes.offload import Offloaded
 from penstock.program.passes.shard import Sharding
@@ -55,11 +57,15 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What the simulation of a plan says: seconds per step, bytes per rank, dollars per step."""
+    """What the simulation of a plan says: seconds per step, bytes per rank, dollars per step.
+
+    tried:  what it says of other plans, where the search tried any.
+    """
 
     step_s: float
     peak_bytes: tuple[int, ...]
     usd: float = 0.0
+    tried: tuple[Tried, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,13 +227,13 @@ class Plan:
         return _refined(self, graph, units)
 
     def __str__(self) -> str:
-        head = (
-            f"Plan for graph {self.graph}: {self.replicas} x {self.num_stages} stages on "
-            f"{self.total_ranks} ranks, {name_of(self.schedule)}, "
-            f"{written(self.shares or (self.num_micro_batches,))} micro-batches"
-        )
+        told = [*tried_lines(self), *self._prediction_line()]
         lines = [f"  {d.what}: {d.value} ({d.by}): {d.why}" for d in self.decisions]
-        return "\n".join([head, *lines, *self._prediction_line()])
+        return "\n".join([headline(self), *told, *lines])
+
+    def _repr_html_(self) -> str:
+        """Return the plan in words for a notebook."""
+        return f"<pre>{escape(str(self))}</pre>"
 
     def _prediction_line(self) -> list[str]:
         if self.predicted is None:

@@ -160,6 +160,9 @@ class Profile:
         """Return the seconds of all ops of one micro-batch."""
         return sum(self.op_s)
 
+    def __repr__(self) -> str:
+        return f"<{self}>"
+
     def __str__(self) -> str:
         return (
             f"Profile of graph {self.graph} on {self.device}, {self.how}: "

@@ -1,6 +1,7 @@
 """Charts: curves over time or steps, with levels to compare them with."""
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from penstock.report.scale import SECONDS, Floats, Format, Scale, ticks, time_la
 from penstock.report.thin import envelope
 
 LEFT, RIGHT, TOP, BOTTOM = 68, 14, 10, 24
+_LETTER = 6.8  # pixels of a character of a name
 LARGEST = 1e100  # what is beyond is not drawn: its squares would leave the range of floats
 
 
@@ -156,29 +158,84 @@ def _kept(curve: Curve, frame: Frame) -> tuple[NDArray[np.int64], NDArray[np.boo
 def _levels(
     levels: Sequence[Level], curves: Sequence[Curve], frame: Frame, y: Axis
 ) -> Iterator[Markup]:
-    """Yield the levels; the name of each stands on the side where the curves do not end."""
-    lowest = -np.inf
-    drawn = (level for level in levels if frame.y.low <= level.y <= frame.y.high)
+    """Yield the levels; the name of each stands where it hides least of the curves."""
+    drawn = [level for level in levels if frame.y.low <= level.y <= frame.y.high]
+    lines, taken = [_line(curve, frame) for curve in curves], list[Box]()
     for level in sorted(drawn, key=lambda level: -level.y):
-        py = frame.y.of(level.y)
-        are_above = any(_last(curve) > level.y for curve in curves)
-        is_below = py < TOP + 14 or (are_above and py < frame.y.start - 18)
-        lowest = max(py + 14 if is_below else py - 5, lowest + 14)
+        py, text = frame.y.of(level.y), f"{level.name} {y.format.text(level.y)}"
+        place = min(_places(frame, py, text), key=lambda place: _hidden(place.box, lines, taken))
+        taken.append(place.box)
         yield tag("path", d=f"M{LEFT} {py:.1f}H{frame.x.end}", class_=f"level {level.class_}")
         yield tag(
             "text",
-            f"{level.name} {y.format.text(level.y)}",
-            x=frame.x.end - 4,
-            y=f"{lowest:.1f}",
-            text_anchor="end",
+            text,
+            x=f"{place.x:g}",
+            y=f"{place.y:.1f}",
+            text_anchor=place.anchor,
             class_=f"level {level.class_}",
         )
 
 
-def _last(curve: Curve) -> float:
-    """Return where a curve ends: the median of the last fifth of its points."""
-    ys = curve.ys[drawable(curve.ys)]
-    return float(np.median(ys[-1 - len(ys) // 5 :])) if len(ys) else -np.inf
+class Box(NamedTuple):
+    """Pixels from left to right and from the top down."""
+
+    left: float
+    right: float
+    top: float
+    bottom: float
+
+
+class LabelPlace(NamedTuple):
+    """Where the name of a level may stand."""
+
+    x: float
+    y: float
+    anchor: str
+    box: Box
+
+
+def _places(frame: Frame, py: float, text: str) -> Iterator[LabelPlace]:
+    """Yield the places of a level's name, the one that is preferred first."""
+    long, middle = _LETTER * len(text), (LEFT + frame.x.end) / 2
+    across = (
+        (frame.x.end - 4, "end", frame.x.end - 4 - long),
+        (LEFT + 4, "start", LEFT + 4),
+        (middle, "middle", middle - long / 2),
+    )
+    above, below = py - 5, py + 14
+    rows = [row for row in (above, below) if TOP + 9 <= row <= frame.y.start - 2] or [below]
+    for x, anchor, left in across:
+        for row in rows:
+            yield LabelPlace(x, row, anchor, Box(left, left + long, row - 11, row + 3))
+
+
+def _line(curve: Curve, frame: Frame) -> tuple[Floats, Floats]:
+    """Return the pixels of a curve, one for each column that it crosses."""
+    fit = drawable(curve.ys)
+    if not fit.any():
+        return np.zeros(0), np.zeros(0)
+    xs: Floats = curve.xs[fit]
+    ys: Floats = curve.ys[fit]
+    pxs, pys = frame.x(xs), frame.y(ys)
+    first, last = math.ceil(float(pxs.min())), math.floor(float(pxs.max()))
+    columns = np.arange(first, last + 1, dtype=np.float64)
+    return np.append(columns, pxs), np.append(np.interp(columns, pxs, pys), pys)
+
+
+def _hidden(box: Box, lines: Sequence[tuple[Floats, Floats]], taken: Sequence[Box]) -> int:
+    """Return how many pixels of curves a name would hide; another name weighs more than all."""
+    count = sum(
+        box.left < each.right
+        and each.left < box.right
+        and box.top < each.bottom
+        and each.top < box.bottom
+        for each in taken
+    )
+    hidden = 100_000 * count
+    for pxs, pys in lines:
+        inside = (pxs >= box.left) & (pxs <= box.right) & (pys >= box.top) & (pys <= box.bottom)
+        hidden += int(inside.sum())
+    return hidden
 
 
 def _points(

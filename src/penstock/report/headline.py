@@ -4,8 +4,10 @@ import math
 import statistics
 from collections.abc import Callable, Iterator
 
+from penstock.plan.tried import OWN, alone_step_s, times_of, tried_rows
+from penstock.plan.tried import headline as headline_of
 from penstock.report.inputs import Inputs, Pair, at_rank
-from penstock.report.markup import Markup, tag
+from penstock.report.markup import Markup, figure_cell, number_head, table, tag
 from penstock.report.wall import found_in
 from penstock.report.words import (
     bytes_text,
@@ -13,7 +15,6 @@ from penstock.report.words import (
     error_of,
     number_text,
     percent_text,
-    plain_words,
     seconds_text,
     share_text,
 )
@@ -29,6 +30,8 @@ def sentence(inputs: Inputs) -> str:
     """Return the report in a few sentences."""
     parts = list[str]()
     step = inputs.step_s
+    if inputs.plan is not None:
+        parts.append(capital(headline_of(inputs.plan)))
     if step.measured is not None:
         parts.append(f"One step took {seconds_text(step.measured)}")
         if step.predicted is not None:
@@ -45,10 +48,7 @@ def sentence(inputs: Inputs) -> str:
             error = percent_text(error_of(predicted_bytes, size_bytes))
             parts[-1] += f"; {bytes_text(predicted_bytes)} was predicted ({error})"
     if inputs.val_loss is not None:
-        against = "".join(
-            f", against {number_text(value)} for {plain_words(name)}" for name, value in inputs.nats
-        )
-        parts.append(f"The validation loss is {number_text(inputs.val_loss)}{against}")
+        parts.append(f"The validation loss is {number_text(inputs.val_loss)}")
     found = found_in(inputs)
     if found is not None and found.is_named:
         parts.append(f"Bottleneck: {found.title}")
@@ -67,6 +67,7 @@ def _fullest(inputs: Inputs) -> tuple[int, int, int | None, int | None] | None:
 def headline(inputs: Inputs) -> Iterator[Markup]:
     """Yield the headline figures and what a reader must know before believing them."""
     yield tag("dl", *_cards(inputs), class_="cards")
+    yield from _alternatives(inputs)
     if inputs.checked is not None:
         yield tag("p", f"Compared with the plain loop: {inputs.checked}.", class_="note")
     if inputs.audited is not None:
@@ -77,8 +78,46 @@ def headline(inputs: Inputs) -> Iterator[Markup]:
         yield tag("p", "Nothing was measured: this is a prediction.", class_="note")
 
 
+def capital(text: str) -> str:
+    """Return a text with a capital letter first."""
+    return text[:1].upper() + text[1:]
+
+
+def _alternatives(inputs: Inputs) -> Iterator[Markup]:
+    """Yield the table of what was tried beside the plan, as it was predicted."""
+    if inputs.plan is None or not (rows := tried_rows(inputs.plan)):
+        return
+    head = "Tried", *map(number_head, ("Step, predicted", "Peak memory")), "Beside this plan"
+    body = (
+        tag(
+            "tr",
+            tag("th", capital(row.what), scope="row"),
+            figure_cell(seconds_text(row.step_s)),
+            figure_cell(bytes_text(row.peak_bytes)),
+            tag("td", verdict),
+            class_="whole" if verdict == OWN else None,
+        )
+        for row, verdict in rows
+    )
+    yield table("What was tried", head, body)
+
+
+def _total(inputs: Inputs) -> Iterator[Markup]:
+    """Yield what all steps took, and how much faster a step was than one process would be."""
+    seconds = [each.seconds for each in inputs.steps if math.isfinite(each.seconds)]
+    if not seconds:
+        return
+    under = [f"for {count_text(len(seconds), 'step')}"]
+    alone_s = None if inputs.plan is None else alone_step_s(inputs.plan)
+    step_s = inputs.step_s.measured
+    if alone_s is not None and step_s and inputs.plan and inputs.plan.total_ranks > 1:
+        under.append(f"{times_of(alone_s, step_s)} one process (predicted {seconds_text(alone_s)})")
+    yield card("Total time", seconds_text(math.fsum(seconds)), *under)
+
+
 def _cards(inputs: Inputs) -> Iterator[Markup]:
     step = inputs.step_s
+    yield from _total(inputs)
     if step.measured is not None:
         under = _against(step, seconds_text)
         yield card("Step time", seconds_text(step.measured), *under)
@@ -98,8 +137,7 @@ def _cards(inputs: Inputs) -> Iterator[Markup]:
         under = f"predicted {bubbles[1]}" if len(bubbles) == 2 else inputs.clocks[0][0]
         yield card("Time waiting", bubbles[0], under)
     if inputs.val_loss is not None:
-        against = (f"{plain_words(name)} {number_text(value)}" for name, value in inputs.nats)
-        yield card("Validation loss", number_text(inputs.val_loss), *against)
+        yield card("Validation loss", number_text(inputs.val_loss))
     yield from _throughput(inputs)
 
 

@@ -146,12 +146,6 @@ class Inputs:
         counts = [timeline.num_ranks for _, timeline in self.clocks]
         return max([*counts, *map(len, self.peak_bytes)], default=0)
 
-    @property
-    def nats(self) -> tuple[tuple[str, float], ...]:
-        """Return the job's figures comparable with a loss: their names end in "_nats"."""
-        pairs = (pair for pair in self.facts if pair[0].endswith("_nats"))
-        return tuple((name, value) for name, value in pairs if isinstance(value, float))
-
 
 def at_rank(values: Sequence[int], rank: int) -> int | None:
     """Return the value of a rank, or None if there is none."""

@@ -56,6 +56,12 @@ def section(title: str, *children: Child) -> Markup:
     return tag("section", tag("h2", title, id=name), *children, aria_labelledby=name)
 
 
+def folded(title: str, *children: Child) -> Markup:
+    """Return a section of the page that a reader opens."""
+    name = title.lower().replace(" ", "-")
+    return tag("details", tag("summary", title, id=name), *children)
+
+
 def swatch(class_: str) -> Markup:
     """Return a small square in the colour of a kind of action."""
     shape = tag("rect", width=14, height=12, y=1, class_=f"span {class_}")

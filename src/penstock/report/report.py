@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 
 from penstock.files import Json, write_text
@@ -21,6 +22,11 @@ class Report:
 
     def __str__(self) -> str:
         return self.headline
+
+    def _repr_html_(self) -> str:
+        """Return the page in a frame of a notebook."""
+        frame = 'style="width:100%;height:40rem;border:0"'
+        return f'<iframe srcdoc="{escape(self.html)}" {frame}></iframe>'
 
     def save(self, path: Path | str) -> None:
         """Write the page to `path`, whole or not at all."""

@@ -4,10 +4,20 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from penstock.plan.tried import headline
 from penstock.report import lanes
 from penstock.report.charts import Axis, Curve, Level, chart, drawable
 from penstock.report.inputs import Inputs, at_rank
-from penstock.report.markup import Markup, figure_cell, number_head, section, swatch, table, tag
+from penstock.report.markup import (
+    Markup,
+    figure_cell,
+    folded,
+    number_head,
+    section,
+    swatch,
+    table,
+    tag,
+)
 from penstock.report.scale import BYTES, PLAIN, SECONDS
 from penstock.report.thin import Drawn, begin_s, choose, drawn_spans, even_ranks
 from penstock.report.words import (
@@ -18,7 +28,6 @@ from penstock.report.words import (
     kind_words,
     number_text,
     percent_text,
-    plain_words,
     seconds_text,
     share_text,
 )
@@ -205,7 +214,7 @@ def _loss(inputs: Inputs) -> Markup:
     xs = np.array([float(step.step) for step in inputs.steps])
     curve = Curve("loss", "measured", xs, np.array([step.loss for step in inputs.steps]))
     curves = [curve, *_validations(inputs)]
-    levels = [Level(plain_words(name), "given", value) for name, value in inputs.nats]
+    levels = list[Level]()
     if inputs.val_loss is not None:
         levels.append(Level("validation", "validation", inputs.val_loss))
     picture = chart("Loss of every step", curves, levels, x=Axis("step", PLAIN), y=Axis("", PLAIN))
@@ -258,7 +267,8 @@ def plan(inputs: Inputs) -> Iterator[Markup]:
         parts = [tag("p", "The plan gives no reasons.", class_="note")]
     stages = table("Stages", ("Stage", "Begins", "Recompute"), _stages(inputs), long=True)
     text = tag("pre", str(inputs.plan), tabindex=0, role="region", aria_label="The plan as text")
-    yield section("Plan", *parts, tag("h3", "Stages"), stages, tag("h3", "As text"), text)
+    lead = tag("p", tag("strong", headline(inputs.plan)))
+    yield section("Plan", lead, *parts, folded("Stages", stages), folded("As text", text))
 
 
 def _stages(inputs: Inputs) -> Iterator[Markup]:
@@ -280,7 +290,7 @@ def about(inputs: Inputs) -> Iterator[Markup]:
     rows += [(f"{clock} timeline, {k}", v) for clock, t in inputs.clocks for k, v in _meta(t)]
     if rows:
         body = (tag("tr", tag("th", name, scope="row"), tag("td", text)) for name, text in rows)
-        yield section("Also reported", table("Also reported", ("What", "Value"), body))
+        yield folded("Also reported", table("Also reported", ("What", "Value"), body))
 
 
 def _meta(timeline: Timeline) -> Iterator[tuple[str, str]]:

@@ -10,6 +10,7 @@ from penstock.report.markup import (
     Child,
     Markup,
     figure_cell,
+    folded,
     number_head,
     section,
     swatch,
@@ -56,7 +57,8 @@ def times(inputs: Inputs) -> Iterator[Markup]:
     if inputs.num_ranks > MAX_RANKS:
         left = f"{MAX_RANKS} of {inputs.num_ranks:,} ranks have rows of their own."
         parts.insert(1, tag("p", left, class_="note"))
-    yield section("Where the time goes", *parts)
+    made = section if inputs.breakdown is None else folded  # the one table of time is that
+    yield made("Every kind of action", *parts)
 
 
 def _groups(rows: Sequence[TimeRow], unit: TimeUnit, total: str) -> Iterator[Markup]:

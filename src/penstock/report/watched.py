@@ -126,6 +126,11 @@ def _change(each: Generation) -> dict[str, Json]:
     }
 
 
+def is_run(folder: Path) -> bool:
+    """Return whether a folder holds a run, or what is left of one."""
+    return any((folder / name).exists() for name in _OF_A_RUN)
+
+
 @final
 class Watch:
     """Reads a run's folder again and again; of files that only grow, what is new.
@@ -135,7 +140,7 @@ class Watch:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        if not any((folder / name).exists() for name in _OF_A_RUN):
+        if not is_run(folder):
             what = "holds no run" if folder.is_dir() else "is no folder"
             hint = "give the folder that `penstock train --out` wrote"
             raise ReportError(f"{folder} {what}: no metrics.jsonl, no plan.json", hint=hint)

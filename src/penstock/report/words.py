@@ -29,11 +29,6 @@ def kind_words(kind: str) -> str:
     return words if words == kind else f"{kind} {words}"
 
 
-def plain_words(name: str) -> str:
-    """Return the name of a job's figure as words: "unigram_entropy_nats" is "unigram entropy"."""
-    return name.removesuffix("_nats").replace("_", " ")
-
-
 class TimeUnit(NamedTuple):
     """A unit of time and how many decimals go with it."""
 

@@ -7,7 +7,7 @@
 All ranks run them at the same time, as they compute in a run.  A rank's capability is the seconds
 of a piece of training: so many FLOP, bytes and calls.
 
-Source:   002#6 SpanTrain, arXiv:2505.15536 (the sum of benchmark tasks' seconds, weighted).
+Source:   SpanTrain, arXiv:2505.15536 (the sum of benchmark tasks' seconds, weighted).
 """
 
 from collections.abc import Callable

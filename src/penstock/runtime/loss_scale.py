@@ -8,7 +8,7 @@
 The rule and its numbers are those of torch.amp.GradScaler.  A scale is a power of two, so that
 multiplying and dividing by it changes no digit.
 
-Source:  002#18, arXiv:1912.00286, section 3; "Mixed Precision Training", arXiv:1710.03740.
+Source:  arXiv:1912.00286, section 3; "Mixed Precision Training", arXiv:1710.03740.
 """
 
 from collections.abc import Mapping, Sequence

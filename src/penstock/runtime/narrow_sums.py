@@ -7,7 +7,7 @@
 A number travels 2 (n - 1) / n times, as in a ring, in half the bytes; and it is rounded twice,
 however many ranks there are, where a ring in 16 bits would round at each of them.
 
-Source:  002#11 Theano-MPI, arXiv:1605.08325, section 3.2 (alltoall-sum-allgather, float16).
+Source:  Theano-MPI, arXiv:1605.08325, section 3.2 (alltoall-sum-allgather, float16).
 """
 
 from collections.abc import Sequence

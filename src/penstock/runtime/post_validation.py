@@ -12,7 +12,7 @@ Weights, losses and buffers are those of clipping before the update, bit for bit
 then wait for the norm, until one comes that clips nothing: clipping at every step costs what it
 costs without post-validation.
 
-Source: 001#13 Zero Bubble, arXiv:2401.10241, section 4.
+Source: Zero Bubble, arXiv:2401.10241, section 4.
 """
 
 from collections import Counter

@@ -32,7 +32,9 @@ from penstock.runtime.windows import Windows, repeated
 from penstock.runtime.worker import RankResult, Report, Task, work
 from penstock.timeline.breakdown import Breakdown
 from penstock.timeline.spent import breakdown_of_ranks
+from penstock.timeline.svg import picture_of
 from penstock.timeline.timeline import Timeline
+from penstock.units import format_bytes, format_seconds
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,6 +60,21 @@ class Outcome:
     samples: tuple[Samples, ...] = ()
     saves: tuple[Saves, ...] = ()
     noise: tuple[NoiseTold, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Outcome: {self}>"
+
+    def _repr_html_(self) -> str:
+        """Return the picture of a measured step and the line for a notebook."""
+        return picture_of(self.timeline, str(self))
+
+    def __str__(self) -> str:
+        """Return one line: "20 steps, 232 ms each, loss 4.1234, peak 107 MiB"."""
+        loss = self.steps[-1].loss if self.steps else None
+        words = [f"{len(self.steps):,} steps", f"{format_seconds(self.step_s)} each"]
+        words += [] if loss is None else [f"loss {loss:.4f}"]
+        words += [f"peak {format_bytes(max(self.peak_bytes))}"] if self.peak_bytes else []
+        return ", ".join(words)
 
 
 def windows_of(program: Program, num_steps: int, first_step: int = 0) -> Windows:

@@ -8,7 +8,7 @@ where a V turns.  Every stage lives on two ranks, whose gradients are summed.
     rank 0  F0.0 F1.1 F2.1 F3.0 B3.0 B2.1 B1.1 B0.0
     rank 1  F0.1 F1.0 F2.0 F3.1 B3.1 B2.0 B1.0 B0.1
 
-Source: 001#9 BitPipe, arXiv:2410.19367.
+Source: BitPipe, arXiv:2410.19367.
 """
 
 from penstock.schedule.alternating import both_ways

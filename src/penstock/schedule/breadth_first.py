@@ -9,7 +9,7 @@ be reduced, while the stages before it still work.
     rank 0  F0.0 F0.1 F2.0 F2.1 .    .    B2.0 B2.1 B0.0 B0.1
     rank 1  .    F1.0 F1.1 F3.0 F3.1 B3.0 B3.1 B1.0 B1.1 .
 
-Source: 001#18 Breadth-First, arXiv:2211.05953 (looped BFS); the backwards run in the order of the
+Source: Breadth-First, arXiv:2211.05953 (looped BFS); the backwards run in the order of the
 micro-batches here.
 """
 

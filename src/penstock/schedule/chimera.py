@@ -14,7 +14,7 @@ halving of the paper is needed to keep the ranks busy where one unit meets the n
 With k pairs of pipelines each pair begins S / k ranks after the one before: shorter waits, more
 copies of the weights.
 
-Source: 001#12 Chimera, arXiv:2107.06925.
+Source: Chimera, arXiv:2107.06925.
 """
 
 import numpy as np

@@ -3,6 +3,7 @@
 import hashlib
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -33,6 +34,15 @@ def kept(function: Function, **options: Any) -> Function:
     return made
 
 
+def is_kept(function: object) -> bool:
+    """Return whether a function needs no compiling: its machine code is on disk, or it has none."""
+    cache: Any = getattr(function, "_cache", None)
+    file: Any = getattr(cache, "_cache_file", None)
+    if not isinstance(function, Dispatcher):
+        return True
+    return file is not None and Path(file._index_path).exists()
+
+
 def _constants(function: Callable[..., object]) -> str:
     """Return a digest of the definitions in a function's file that compiled code depends on.
 
@@ -53,8 +63,8 @@ def _forget_what_is_older(file: Any, constants: str) -> None:
     """Have code rebuilt that was kept for other constants, or for types that no longer exist.
 
     Numba reads the types of kept code before it looks at its age, and fails where a record was
-    renamed or is gone.  (`_cache_file`, `_source_stamp` and `_load_index` are its own names, used
-    here only.)
+    renamed or is gone.  (`_cache_file`, `_source_stamp`, `_index_path` and `_load_index`
+    are its own names, used here only.)
     """
     file._source_stamp = file._source_stamp, constants
     read = file._load_index

@@ -17,7 +17,7 @@ a turn: its gradients are summed over them before the update, as those of replic
     rank 1  F0.1 -    F0.3 -    .    .    .    .    B0.1 -    -    -    .    .    B0.3 -    -    -
     rank 2  .    .    F1.0 B1.0 -    F1.1 B1.1 -    F1.2 B1.2 -    F1.3 B1.3 -    .    .    .    .
 
-Source: 000#5 DAPPLE, arXiv:2007.01045.
+Source: DAPPLE, arXiv:2007.01045.
 """
 
 import re

@@ -8,7 +8,7 @@ a precedence as well: F of micro-batch m waits for W of m - limit.
 The greedy schedule bounds it from above.  What each action needs before and after it, on its rank
 and elsewhere, then leaves few pairs open, and often none: nothing shorter exists.
 
-Source: 001#13 Zero Bubble, arXiv:2401.10241 (the same problem as an integer program).
+Source: Zero Bubble, arXiv:2401.10241 (the same problem as an integer program).
 """
 
 from typing import NamedTuple

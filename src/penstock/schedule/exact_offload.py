@@ -23,7 +23,7 @@ The step lies between two without copies, one under the limit and one without a 
 actions about (offload_play.py) gives a step that it is not longer than; a mixed-integer program
 (offload_problem.py) looks for a shorter one.
 
-Source: 001#16 OptPipe, arXiv:2510.05186 (the order, and which activations go to the host when, as
+Source: OptPipe, arXiv:2510.05186 (the order, and which activations go to the host when, as
 one integer program that starts from a heuristic).
 """
 

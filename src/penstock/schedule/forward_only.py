@@ -5,7 +5,7 @@
     rank 1  .  F0 F1 F2 F3 .
     rank 2  .  .  F0 F1 F2 F3
 
-Source: 001#14 EdgePipe, arXiv:2110.14895.
+Source: EdgePipe, arXiv:2110.14895.
 """
 
 import numpy as np

@@ -12,7 +12,7 @@ Most of a schedule is then a setting: a placement, priorities, limits.  The seco
 what is kept is the order.
 
 Source: R. L. Graham, "Bounds on multiprocessing timing anomalies", 1969 (list scheduling);
-001#13 Zero Bubble, arXiv:2401.10241 (forwards under a limit, W where nothing else can run).
+Zero Bubble, arXiv:2401.10241 (forwards under a limit, W where nothing else can run).
 """
 
 from collections.abc import Sequence

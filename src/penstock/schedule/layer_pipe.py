@@ -12,7 +12,7 @@ weights is computed, so that no rank ever waits for it.
 Stages that take unlike times, on fewer processors: a stage at the border of two processors is
 divided between them, so that all have equal work.  Each does some of its micro-batches.
 
-Source: 000#3 LayerPipe, arXiv:2108.06629, with a flush after the last backward, so that the
+Source: LayerPipe, arXiv:2108.06629, with a flush after the last backward, so that the
 gradients are not delayed.  The paper divides the gradient of one micro-batch: see docs/schedule.md.
 """
 

@@ -9,7 +9,7 @@ so that it never takes longer than these.
     rank 1  .  F0 -  F1 -  F2 -  B0 -  -  -  F3 -  B1 -  -  -  B2 -  -  -  B3 -  -  -  .  .
     rank 2  .  .  .  F0 B0 -  F1 B1 -  F2 B2 -  .  F3 B3 -  .  .  .  .  .  .  .  .  .  .  .
 
-Source: 001#4 SPP, arXiv:2204.10562 (list scheduling of the micro-batches).
+Source: SPP, arXiv:2204.10562 (list scheduling of the micro-batches).
 """
 
 from collections.abc import Callable, Iterator

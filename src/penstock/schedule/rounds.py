@@ -11,7 +11,7 @@ Three things are a matter of taste, and all eight ways are tried: whether the la
 may delay the first I; whether a rank may leave out an F while it is two or more ahead of the
 next rank, where the F would delay its I; and whether W go into waits that cost nothing.
 
-Source: 001#13 Zero Bubble, arXiv:2401.10241, section 3.1 (the heuristic; its B is our I).
+Source: Zero Bubble, arXiv:2401.10241, section 3.1 (the heuristic; its B is our I).
 """
 
 from typing import NamedTuple, TypeAlias

@@ -16,7 +16,7 @@ which rank its longest path began.  These make cycles; beginnings are put where 
 them wants them, until no rank takes longer than that cycle says (Howard's policy iteration).  Paths
 that are equally long can keep it from an end; then A is built, a pass for each rank.
 
-Source:   001#13 Zero Bubble, arXiv:2401.10241 (the objective); J. Cochet-Terrasson et al.,
+Source:   Zero Bubble, arXiv:2401.10241 (the objective); J. Cochet-Terrasson et al.,
 "Numerical computation of spectral elements in max-plus algebra", 1998; R. M. Karp, "A
 characterization of the minimum cycle mean in a digraph", 1978.
 """

@@ -10,7 +10,7 @@ a runtime concatenates what the products of matrices read (graph/joint.py).
     rank 1  .  F0 F1 .  I0 F2 I1 F3 I2 W0 I3 W1 W2 W3
     rank 2  .  .  F0 I0 F1 I1 F2 I2 F3 I3 W0 W1 W2 W3
 
-Source: 001#7 2BP, arXiv:2405.18047.
+Source: 2BP, arXiv:2405.18047.
 """
 
 from dataclasses import replace

@@ -11,7 +11,7 @@ ones that with the shorter step that drains is taken.
     rank 1  .  F0 F1 .  .  I0 I0 F2 I1 I1 W0 F3 I2 I2 W1 I3 I3 W2 W3 .
     rank 2  .  .  F0 I0 I0 F1 I1 I1 F2 I2 I2 W0 F3 I3 I3 W1 W2 W3 .  .
 
-Source: 001#13 Zero Bubble, arXiv:2401.10241 (automatic scheduling).
+Source: Zero Bubble, arXiv:2401.10241 (automatic scheduling).
 """
 
 import functools

@@ -16,7 +16,7 @@ of all neighbours are swapped (improve.py).
     rank 0  F0.0 F0.1 .    F3.0 I3.0 F3.1 I3.1 I0.0 W3.0 I0.1 W3.1 W0.0 W0.1
     rank 1  .    F1.0 F2.0 F1.1 F2.1 I2.0 I1.0 I2.1 I1.1 W2.0 W1.0 W2.1 W1.1
 
-Source: 001#13 Zero Bubble, arXiv:2401.10241 (ZB-V).
+Source: Zero Bubble, arXiv:2401.10241 (ZB-V).
 """
 
 import functools

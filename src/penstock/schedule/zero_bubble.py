@@ -18,7 +18,7 @@ a forward later than the rank before it.
     rank 1  .  F0 F1 F2 I0 F3 I1 F4 I2 W0 I3 W1 I4 W2 W3 W4 .
     rank 2  .  .  F0 I0 F1 I1 F2 I2 F3 I3 F4 I4 W0 W1 W2 W3 W4
 
-Source: 001#13 Zero Bubble, arXiv:2401.10241, section 2.1 (its B is our I).
+Source: Zero Bubble, arXiv:2401.10241, section 2.1 (its B is our I).
 """
 
 import numpy as np

@@ -5,7 +5,7 @@ stages, and of a copy there and back, in which no rank holds more activations th
 (exact_offload.py).  It is written into the plan, so the plan stays what it is; a new search with
 other seconds finds another one.
 
-Source:  001#16 OptPipe, arXiv:2510.05186.
+Source:  OptPipe, arXiv:2510.05186.
 """
 
 from collections.abc import Callable, Iterator

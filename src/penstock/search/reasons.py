@@ -11,6 +11,7 @@ from penstock.graph.graph import Graph
 from penstock.graph.memory import moved
 from penstock.graph.wire import error_bound, message_bytes, summed_bytes
 from penstock.plan.plan import By, Decision, Plan, repeats_all
+from penstock.plan.tried import is_tie
 from penstock.profile.profile import Profile
 from penstock.program.passes.offload import Offloaded
 from penstock.program.passes.shard import Sharding
@@ -459,11 +460,13 @@ def _against(
     if any(plan.recompute):
         what += f", recompute{'' if repeats_all(plan) else ' ' + _yes_no(plan)}"
     peak = max(other.peak_bytes)
-    slower, larger = _times(other.step_s, best.step_s), _times(peak, max(best.peak_bytes))
+    larger = _times(peak, max(best.peak_bytes))
+    slower = f"{other.step_s / best.step_s:.2f}x of this" if best.step_s else "against none"
+    slower = "a tie" if is_tie(other.step_s, best.step_s) else slower
     paid = field.objective == "cost" and best.usd > 0
     usd = f", {other.usd:.3g} usd, {_times(other.usd, best.usd)}" if paid else ""
     return (
-        f"best alternative ({what}): {format_seconds(other.step_s)}, {slower} of this{usd}, and "
+        f"best alternative ({what}): {format_seconds(other.step_s)}, {slower}{usd}, and "
         f"{format_bytes(peak)}, {larger}"
     )
 

@@ -36,6 +36,7 @@ from penstock.search.reasons import reasons
 from penstock.search.shapes import Fixed, Shape, nothing_fits, shapes
 from penstock.search.sharded import with_shards
 from penstock.search.simplest import exactest, simplest, why_simplest
+from penstock.search.tried import tried_beside
 from penstock.search.turns import by_speed
 from penstock.timeline.timeline import Timeline
 from penstock.units import KiB, format_bytes
@@ -116,10 +117,10 @@ def search(  # noqa: PLR0913 - what there is, and one for each request
         why = reasons(chosen, field, judge, fixed, cutter.devices(chosen.plan))
     if replace(chosen.plan, wire=best.plan.wire) != best.plan:
         why = (*why, why_simplest(judge, chosen, best))
-    prediction = Prediction(chosen.step_s, chosen.peak_bytes, chosen.usd)
     front = front_of([best, *others, *field.front()]) if with_front else ()
     candidates = *((chosen,) if chosen is not best else ()), best, *others, *field.simulated
-    plan = decide(chosen.plan, why, prediction)
+    tried = tried_beside(judge, chosen, candidates, micro_batches)
+    plan = decide(chosen.plan, why, Prediction(chosen.step_s, chosen.peak_bytes, chosen.usd, tried))
     return SearchResult(plan, candidates, front, field.tally(), cut_short)
 
 

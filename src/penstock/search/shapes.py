@@ -136,8 +136,9 @@ def _wants_pipeline(graph: Graph, num_ranks: int, fixed: Fixed) -> bool:
 def _pipelines(
     graph: Graph, num_ranks: int, shares: tuple[int, ...], fixed: Fixed
 ) -> Iterator[Shape]:
-    asked = _wanted(fixed.schedule, num_ranks) if fixed.schedule else _synchronous(num_ranks)
     most = len(graph.cut_points) + 1
+    wanted = fixed.schedule
+    asked = _wanted(wanted, num_ranks, most) if wanted else _synchronous(num_ranks, most)
     for each in asked:
         for stages in _stage_counts(each, num_ranks) if fixed.stages is None else (fixed.stages,):
             if not 1 <= stages <= most:
@@ -149,7 +150,7 @@ def _pipelines(
                 yield Shape(len(shares), num_ranks, stages, each, shares)
 
 
-def _wanted(given: str | AnySchedule, num_ranks: int) -> list[AnySchedule]:
+def _wanted(given: str | AnySchedule, num_ranks: int, most: int) -> list[AnySchedule]:
     """Return the schedules that `given` leaves: one, but for 1F1B-RR if the ranks are not said.
 
     Then each way to divide so many ranks among stages; of more than 6, those in which one stage
@@ -162,21 +163,27 @@ def _wanted(given: str | AnySchedule, num_ranks: int) -> list[AnySchedule]:
         return [asked]
     return [
         replace(asked, arguments=(*asked.arguments, ("ranks", _words(ranks))))
-        for ranks in _divided(num_ranks)
+        for ranks in _divided(num_ranks, most)
     ]
 
 
-def _divided(num_ranks: int) -> Iterator[tuple[int, ...]]:
-    """Yield numbers above 0 that add up to `num_ranks`; of many, with one of them above 1."""
+def _divided(num_ranks: int, most: int) -> Iterator[tuple[int, ...]]:
+    """Yield up to `most` numbers above 0 that add up to `num_ranks`.
+
+    Of many ranks those with one of them above 1.
+    """
     if num_ranks > _ALL_WAYS:
-        yield (1,) * num_ranks
-        for stages in range(1, num_ranks):
+        if num_ranks <= most:
+            yield (1,) * num_ranks
+        for stages in range(1, min(num_ranks, most + 1)):
             more = num_ranks - stages + 1
             for at in range(stages):
                 yield (*(1,) * at, more, *(1,) * (stages - at - 1))
         return
     for ends in itertools.product((False, True), repeat=num_ranks - 1):
         cuts = [at for at, is_end in enumerate(ends, 1) if is_end]
+        if len(cuts) >= most:
+            continue
         yield tuple(b - a for a, b in itertools.pairwise([0, *cuts, num_ranks]))
 
 
@@ -195,13 +202,16 @@ def _wants_order(fixed: Fixed) -> bool:
     return fixed.in_order or fixed.buffers == "one copy"
 
 
-def _synchronous(num_ranks: int) -> list[Recipe]:
-    """Return the schedules that are tried if none is fixed; on one rank all are the same."""
+def _synchronous(num_ranks: int, most: int) -> list[Recipe]:
+    """Return the schedules that are tried if none is fixed; on one rank all are the same.
+
+    most:  stages that there can be.
+    """
     if num_ranks == 1:
         return [Recipe("one_f_one_b")]
     each = (Recipe(make.__name__) for make in SCHEDULES)
     found = [recipe for recipe in each if trains(recipe) and not has_window(recipe)]
-    several = [ranks for ranks in _divided(num_ranks) if 1 < len(ranks) < num_ranks]
+    several = [ranks for ranks in _divided(num_ranks, most) if 1 < len(ranks) < num_ranks]
     return found + [
         Recipe(dapple.__name__, (("policy", policy), ("ranks", _words(ranks))))
         for ranks in several

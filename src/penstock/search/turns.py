@@ -3,7 +3,7 @@
 A stage on several ranks (`dapple(ranks=...)`) gives its micro-batches to them in turn; to faster
 ones more of each turn, about as they are faster, then one more or less while that is better.
 
-Source:  000#5 DAPPLE, arXiv:2007.01045 (replicated stages); its micro-batches are divided evenly.
+Source:  DAPPLE, arXiv:2007.01045 (replicated stages); its micro-batches are divided evenly.
 """
 
 from collections.abc import Iterator, Sequence

@@ -3,7 +3,7 @@
 Seconds change: another neighbour on the machine, another model of a device, a slower disk.  An
 order that was the shortest for the profile's seconds need not be for those of the run.
 
-Source:  001#16 OptPipe, arXiv:2510.05186 (solved again as a run goes on; here: after it).
+Source:  OptPipe, arXiv:2510.05186 (solved again as a run goes on; here: after it).
 """
 
 from collections.abc import Iterator, Sequence

@@ -35,7 +35,7 @@ import statistics
 from collections.abc import Iterator
 from typing import Literal, NamedTuple, TypeAlias
 
-from penstock.files import Json
+from penstock.files import Json, cache_folder
 from penstock.timeline.breakdown import Breakdown, Part
 from penstock.units import format_seconds
 
@@ -227,7 +227,8 @@ def _pace(measured: Breakdown, predicted: Breakdown | None) -> Iterator[_Cost]:
     if predicted is not None:
         most_s = max(expected)
         evidence = f"ranks compute {common:.2f} times as long as predicted"
-        hint = "other programs on these hosts? If not, delete the profile and measure again"
+        kept = cache_folder("profiles") or "the profile"
+        hint = f"other programs on these hosts? If not, delete {kept} to measure again"
         yield _Cost("compute", (), (common - 1) * most_s, evidence, hint)
 
 

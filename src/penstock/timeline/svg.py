@@ -2,22 +2,26 @@
 
 from collections.abc import Iterator
 from html import escape
+from typing import TYPE_CHECKING
 
 from penstock.timeline.spans import Span, Spans
-from penstock.timeline.timeline import Timeline, step_s
+
+if TYPE_CHECKING:
+    from penstock.timeline.timeline import Timeline
 
 COLORS = {"F": "#8fb8de", "B": "#9ac58b", "I": "#bcd9b1", "W": "#e6c98f", "U": "#c9a6c4"}
 _WIDTH, _LEFT, _TOP, _ROW, _GAP = 1120, 64, 34, 26, 4
+_MOST_DRAWN = 10_000  # spans of a picture in a notebook
 _LETTER = 6.2  # pixels of a character of a label
 
 
-def svg_of(timeline: Timeline, title: str = "") -> str:
+def svg_of(timeline: "Timeline", title: str = "") -> str:
     """Return a picture of computes and updates as an SVG document.
 
     A span is labelled with its micro-batch where there is room; a stage that is not the rank's
     first is darker, the more so the later it is.
     """
-    whole_s = step_s(timeline) or 1.0
+    whole_s = timeline.totals.step_s or 1.0
     spans = timeline.spans
     drawn = spans.where(spans.working() & (spans.ends_s > spans.starts_s))
     begin_s = float(drawn.starts_s.min()) if len(drawn) else 0.0
@@ -42,6 +46,12 @@ def svg_of(timeline: Timeline, title: str = "") -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" {size}><style>{style}</style>{"".join(parts)}'
         "</svg>\n"
     )
+
+
+def picture_of(timeline: "Timeline", words: str) -> str:
+    """Return what a notebook shows of a timeline: its picture, if not very long, and words."""
+    below = f"<p>{escape(words)}</p>".replace("\n", "<br>")
+    return below if len(timeline.spans) > _MOST_DRAWN else f"{svg_of(timeline)}{below}"
 
 
 def _stages(num_ranks: int, drawn: Spans) -> list[list[int]]:

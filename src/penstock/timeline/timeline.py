@@ -75,6 +75,15 @@ class Timeline:
         """Return the timeline of a few spans given one by one."""
         return cls(num_ranks, Spans.of(spans), MemoryCurve.of(memory), meta)
 
+    def __repr__(self) -> str:
+        return f"<Timeline: {self}>"
+
+    def _repr_html_(self) -> str:
+        """Return the picture and the line for a notebook; the line alone of a very long one."""
+        from penstock.timeline.svg import picture_of
+
+        return picture_of(self, str(self))
+
     def __str__(self) -> str:
         """Return one line: "2 ranks, 12 spans, 9.00 s, bubble 33.3 %, peak 1.20 MiB"."""
         return (

@@ -14,12 +14,6 @@ from penstock.schedule.recipe import AnySchedule, Recipe, any_schedule, has_wind
 from penstock.schedule.schedule import Schedule
 from penstock.units import GB, KB, MB, TB, GiB, KiB, MiB, TiB
 
-OFFLOAD_HELP = (
-    "Keep in far memory what is not needed: state, activations, both, weights (with state), all."
-)
-HELP = "A name from `penstock schedule`, or a file: its text, JSON, or torch's CSV."
-UNITS_HELP = "One unit for each block, or N for each stage."
-MEMORY_HELP = "The most that a rank may hold: 60MiB, or 60MiB,30MiB one by one; default: all."
 _MOST_UNITS = 1_000_000
 _SIZE = re.compile(r"(?P<number>\d{1,9}(?:\.\d{1,9})?) ?(?P<unit>[a-zA-Z]*)", re.ASCII)
 

@@ -20,6 +20,7 @@ from penstock.program.passes.receive_early import early_on
 from penstock.rules.rewrite import rewritten
 from penstock.rules.rule import Rule
 from penstock.rules.ruled import ruled
+from penstock.schedule.compiled import is_kept
 from penstock.schedule.recipe import Recipe
 from penstock.search.candidate import Candidate, Objective
 from penstock.search.field import Tally, front_of
@@ -28,7 +29,9 @@ from penstock.search.search import SearchResult, evaluate, search
 from penstock.search.shapes import Fixed
 from penstock.search.simplest import ERROR
 from penstock.search.units import in_best_units
+from penstock.simulate import kernel
 from penstock.taken import Taken
+from penstock.training.beside import with_joined
 from penstock.training.fuse import known, usable
 from penstock.training.listener import SILENT, Listener
 from penstock.training.prepare import joined_step, machines, profiled_here
@@ -36,6 +39,7 @@ from penstock.training.sliced import in_slices, reason
 from penstock.training.ways import MOST_JOINED, in_words, ways_to_divide, ways_to_fit, ways_to_join
 from penstock.units import format_seconds
 
+COMPILES = "the loops of the search are compiled first, once for this installation: half a minute"
 _WORTH = 0.02  # of a step: what units have to gain where nobody asked for them
 
 if TYPE_CHECKING:
@@ -156,7 +160,7 @@ def given(
               that cannot be.
     """
     cluster = there.cluster or machines(None, plan.total_ranks, there.listener)
-    plan = usable(on_hosts_of(plan, cluster))
+    plan = replace(usable(on_hosts_of(plan, cluster)), predicted=None)
     joined, captured = for_plan(job, plan, captured, there.listener)
     profiles = there.profile(captured, joined, cluster, there.listener)
     plan = predicted(plan, captured.graph, profiles, cluster)
@@ -193,6 +197,7 @@ def in_units(
         return choice._replace(plan=replace(cut, predicted=plan.predicted)) if rules else choice
     if isinstance(cut.schedule, Recipe) and cut.schedule.seconds is not None:
         cut = Judge(graph, profiles, cluster).suited(cut)
+    cut = replace(cut, predicted=plan.predicted)
     return choice._replace(plan=predicted(cut, graph, profiles, cluster))
 
 
@@ -225,13 +230,15 @@ def found_in_units(
     is_usual = found.setting != "searched"
     value = found.setting if is_usual else f"{cut.num_stages} in place of {plan.num_stages} stages"
     made = (*plan.decisions, Decision("units", value, "search", why + ", ".join(usual)))
-    return choice._replace(plan=predicted(replace(cut, decisions=made), graph, profiles, cluster))
+    cut = replace(cut, decisions=made, predicted=plan.predicted)
+    return choice._replace(plan=predicted(cut, graph, profiles, cluster))
 
 
 def predicted(plan: Plan, graph: Graph, profiles: "Sequence[Profile]", cluster: Cluster) -> Plan:
     """Return `plan` with what the simulation says of it."""
     candidate, _ = evaluate(graph, profiles, cluster, plan)
-    prediction = Prediction(candidate.step_s, candidate.peak_bytes, candidate.usd)
+    beside = plan.predicted.tried if plan.predicted else ()
+    prediction = Prediction(candidate.step_s, candidate.peak_bytes, candidate.usd, beside)
     return decide(plan, plan.decisions, prediction)
 
 
@@ -290,6 +297,8 @@ def best(
 
     Raises:   PlanError: nothing fits what is fixed, or the memory.
     """
+    if not is_kept(kernel.run):
+        there.listener.say(COMPILES)
     start, rows = time.perf_counter(), list(_options(job, fixed, captured, there, aim))
     tried = [(way, row) for way, row in rows if not isinstance(row, GraphError)]
     whole = [row for _, row in rows if isinstance(row, GraphError)]
@@ -302,6 +311,7 @@ def best(
     first = min(options, key=lambda option: option.best.score(aim.objective))
     others = [(o.way.joined, o.best) for o in options if o.way.joined != first.way.joined]
     plan = _with_reason(first.choice.plan, others, [*problems, *whole])
+    plan = with_joined(plan, first, options)
     if first.way.captured.graph.slices != captured.graph.slices:
         plan = decided(plan, (*plan.decisions, reason(first, tried, aim.objective)))
     tally = functools.reduce(operator.add, (option.found.tally for option in options))

@@ -50,6 +50,7 @@ from penstock.training.elastic import (
     text_of,
 )
 from penstock.training.ending import tell_members
+from penstock.training.happened import Happenings
 from penstock.training.listener import Listener
 from penstock.training.losses import PlanBasis, committing, plans_ahead
 from penstock.training.results import Trained, explained
@@ -260,9 +261,9 @@ def lived(
 
     samples, tokens, micro_batches, predicted = sizes(session.job, choice)
     about = RunAbout(session.num_steps, samples, tokens, session.checked)
-    by = partial(_ended_by, session)
-    own = Chronicle(session.folder, session.job, about, by, session.goal)
-    heard, run = session.heard_by(micro_batches) if calls else (), run_here()
+    own = Chronicle(session.folder, session.job, about, partial(_ended_by, session), session.goal)
+    look = Happenings(session.folder, session.listener).hear
+    heard = (*(session.heard_by(micro_batches) if calls else ()), look)
     with session.listener.steps(first_step, session.num_steps, predicted) as show:
 
         def done(step: StepResult) -> None:
@@ -270,10 +271,9 @@ def lived(
             for hear in (show, *heard):
                 hear(row)
 
-        count = 0 if session.job.batch_by_ranks else micro_batches
-        steps = Steps(count, done, session.awaits)
+        steps = Steps(0 if session.job.batch_by_ranks else micro_batches, done, session.awaits)
         try:
-            run(start, steps.add, Scribe(own.report, own.finish), here)
+            run_here()(start, steps.add, Scribe(own.report, own.finish), here)
         except KeyboardInterrupt:
             session.tell_newest()
             raise
@@ -282,9 +282,10 @@ def lived(
                 raise explained(session.folder, choice.job, problem, session.listener) from None
         except RunError as problem:
             discard(session.folder / "checkpoints")
-            job = choice.job
-            raise explained(session.folder, job, problem, session.listener) from problem.__cause__
+            told = explained(session.folder, choice.job, problem, session.listener)
+            raise told from problem.__cause__
         steps.flush()
+    look({})
     return _ended(session)
 
 

@@ -1,7 +1,11 @@
-"""Listener: what a run reports to.  This one is silent; a face overrides it."""
+"""Listener: what a run reports to.  This one is silent; training/view.py has one that prints."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, final
+
+if TYPE_CHECKING:
+    from penstock.training.results import Trained
 
 Row = Mapping[str, float | int | None]
 Move = Callable[[int, int], None]  # (done, total)
@@ -26,6 +30,21 @@ class Listener:
     ) -> AbstractContextManager[Callable[[Row], None]]:
         """Learn of the steps from `first_step` on, by a call with the row of each."""
         return nullcontext(_nothing)
+
+    def finished(self, trained: "Trained") -> None:
+        """Learn what a run gave, once it has ended."""
+
+
+@final
+class SaysOnly(Listener):
+    """Hands on messages alone: of a rank beside the first, whose phases and steps are the same."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+
+    def say(self, words: str) -> None:
+        """Hand on a message."""
+        self._listener.say(words)
 
 
 SILENT = Listener()

@@ -23,7 +23,7 @@ So a disturbance that comes and goes costs at most about as much again as it cos
 search runs between two steps, or beside them where the leading rank's host has a core to spare.
 Moving is a checkpoint, from which each rank goes on by the other plan, in the same process.
 
-Source:   002#6 SpanTrain, arXiv:2505.15536 (a plan that follows the network: micro-batches).
+Source:   SpanTrain, arXiv:2505.15536 (a plan that follows the network: micro-batches).
 Ignores:  links inside a host; that memory may be shorter; on a GPU the clock, which only
           queues work, tells nothing, so nothing moves.
 """

@@ -19,12 +19,14 @@ from penstock.errors import RunError
 from penstock.files import Json, appending, cache_folder, finite, read_json, write_text
 from penstock.job import SCALED, Job
 from penstock.plan.plan import Plan, Prediction
+from penstock.plan.tried import headline
 from penstock.profile.kinds import load_profiles
 from penstock.profile.noise import noise_of, steps_needed
 from penstock.report.report import report_of
 from penstock.rules.rule import Rule
 from penstock.timeline.bottleneck import Bottleneck, bottleneck
 from penstock.timeline.breakdown import Breakdown, breakdown_of
+from penstock.timeline.svg import picture_of
 from penstock.timeline.timeline import Timeline, num_steps
 from penstock.training.audits import Audited, audit_rows
 from penstock.training.choose import Choice
@@ -64,6 +66,18 @@ class Trained(NamedTuple):
     predicted: Breakdown | None
     bottleneck: Bottleneck | None
     module: "Callable[[], nn.Module]"
+
+    def __repr__(self) -> str:
+        return f"<Trained: {self}>"
+
+    def _repr_html_(self) -> str:
+        """Return the picture of a measured step and the words for a notebook."""
+        return picture_of(self.outcome.timeline, str(self))
+
+    def __str__(self) -> str:
+        """Return the outcome, the plan and the folder, a line each."""
+        plan = "no plan" if self.plan is None else headline(self.plan)
+        return f"{self.outcome}\n{plan}\nwritten to {self.folder}: {self.folder / 'report.html'}"
 
     @property
     def model(self) -> "nn.Module":

@@ -67,7 +67,9 @@ from penstock.training.outset import (
     words_before,
     words_of_step,
 )
+from penstock.training.over import NothingLeftError
 from penstock.training.phases import PHASES
+from penstock.training.possible import check_soon
 from penstock.training.prepare import machines, traced
 from penstock.training.replan import Replanner, SearchBasis
 from penstock.training.replans import replanned, replans_in, words_of
@@ -195,6 +197,8 @@ class Session:
         """Run all phases in this process, ranks as processes of this host."""
         self._be_alone()
         first_step, checkpoint = self.start()
+        if not self.care.eager:
+            check_soon(self.job, self.fixed, self.listener)
         found = self.examine(checkpoint)
         self.set_aside()
         unplanned = self.care.eager or found.one_process or found.no_plan
@@ -418,7 +422,8 @@ class Session:
             raise PlanError(message, hint="give --elastic again, or train without --resume")
         if done >= self.num_steps and self.goal is None:
             hint = f"give --steps more than {done}"
-            raise PlanError(f"{newest} has done {done} of {self.num_steps} steps", hint=hint)
+            message = f"{newest} has done {done} of {self.num_steps} steps"
+            raise NothingLeftError(message, self.folder, hint=hint)
         self._check_micro_batches(done)
         return done, newest
 

@@ -1,6 +1,7 @@
 """Train: the main job from Python, as `penstock train` does it."""
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +28,7 @@ from penstock.training.audits import parse_audit
 from penstock.training.choose import Machines
 from penstock.training.goal import Goal, GoalWatch
 from penstock.training.joining import is_under_way, join_on_host
-from penstock.training.listener import SILENT, Listener, Row
+from penstock.training.listener import SILENT, Listener, Row, SaysOnly
 from penstock.training.loading import JobTerms, loaded
 from penstock.training.lock import locked
 from penstock.training.mirror import url_of
@@ -36,6 +37,7 @@ from penstock.training.saved import check_policy, text_in
 from penstock.training.session import Session
 from penstock.training.settle import CheckOptions
 from penstock.training.torchrun import train_under_torchrun
+from penstock.training.view import TERMINAL
 from penstock.training.wanted import POLICY
 from penstock.training.windows import (
     EVERY,
@@ -89,7 +91,7 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
     audit: str = "1%",
     forget_state: bool = False,
     on_step: Callable[[Row], None] | None = None,
-    listener: Listener = SILENT,
+    listener: Listener | None = TERMINAL,
 ) -> "Trained | None":
     """Train a job: examine, trace, measure, search for a plan, prove it, run it and report.
 
@@ -140,7 +142,8 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
     objective:         what these are to make least: "time" or "cost".
     forget_state:      whether a run goes on without the state of the job that no checkpoint holds.
     on_step:           called after each step with its row: step, loss, seconds, figures, ...
-    listener:          learns what is being done.
+    listener:          learns what is being done; default: prints on stderr plan, phases, progress,
+                       figures and folder, as `penstock train` does.  None: nothing is printed.
     Raises:   JobError, PlanError: the job, or what is requested, is wrong.
               RunError: another run is in the folder; a rank failed; what differs with `strict`.
               Stopped (a KeyboardInterrupt): a signal ended it after a checkpoint.
@@ -164,7 +167,8 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
         there = None if cluster is None else started_on(cluster)
         chosen = plan if plan is None or isinstance(plan, Plan) else Plan.load(plan)
         said = load(rules) if isinstance(rules, Path | str) else tuple(rules)
-        found = loaded(job, JobTerms("" if weights is None else str(weights), said))
+        with heard.busy(f"loading {script_of(job).job if isinstance(job, str) else 'the job'}"):
+            found = loaded(job, JobTerms("" if weights is None else str(weights), said))
         ask.check_fits(asked, found.job, post_validation=post_validation)
         goal = _goal(until_loss, objective, found.job)
         if goal is not None and found.job.batch_by_ranks:
@@ -191,8 +195,8 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
             ),
             given_plan=chosen,
             resume=resume,
-            there=Machines(there, listener=listener),
-            every=_every(checkpoint_every, mtbf, None if elastic else there, listener),
+            there=Machines(there, listener=heard),
+            every=_every(checkpoint_every, mtbf, None if elastic else there, heard),
             keep=parse_keep(keep),
             care=CheckOptions(check, strict, eager, trial, replan, forget_state),
             on_step=on_step,
@@ -207,22 +211,33 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
     def in_hand(trained: "Trained | None") -> "Trained | None":
         if trained is not None and isinstance(job, Job):  # its own module may be in use here
             trained.module()
+        if trained is not None:
+            heard.finished(trained)
         return trained
 
+    heard = _heard_by(listener)
     _compat.let_sockets_have_no_files()
     here().enter()  # before any code of the job's: it may mean the device that is current
     job = _with_arguments(job, arguments)
     if resume and isinstance(job, str):
-        job = _as_before(job, _folder_of(job, out), listener)
+        job = _as_before(job, _folder_of(job, out), heard)
     with _one_thread(), as_started(job if isinstance(job, str) else ""):
         if not under_torchrun():
             _check_free(_folder_of(job, out))  # before anything that takes time
             return in_hand(_train_here(make()))
         if elastic and is_under_way(folder := _folder_of(job, out)):
             named = job if isinstance(job, str) else None
-            join_on_host(folder, listener, named)  # its host was lost, and is there again
+            join_on_host(folder, heard, named)  # its host was lost, and is there again
             return None
         return in_hand(train_under_torchrun(make))
+
+
+def _heard_by(listener: Listener | None) -> Listener:
+    """Return who learns what this process does: of ranks that torchrun started, the first tells."""
+    if listener is None:
+        return SILENT
+    is_first = not under_torchrun() or os.environ["RANK"] == "0"
+    return listener if is_first else SaysOnly(listener)
 
 
 def _with_arguments(job: Job | str, arguments: Sequence[str]) -> Job | str:

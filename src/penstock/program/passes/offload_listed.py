@@ -9,7 +9,7 @@ Gains:   what F keeps of these micro-batches, from where its copy to far memory 
          where the one back begins: a rank never holds more than the schedule says.
 Costs:   two copies of each, beside computes where there is time between the ends that are listed.
 When:    a schedule lists copies, as those of `penstock schedule --find exact` with their seconds.
-Source:  001#16 OptPipe, arXiv:2510.05186 (copies timed along with the order of actions).
+Source:  OptPipe, arXiv:2510.05186 (copies timed along with the order of actions).
 """
 
 from collections.abc import Iterator, Sequence

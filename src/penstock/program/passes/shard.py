@@ -18,7 +18,7 @@ Gains:   of weights, gradients and optimizer state of a stage on n replicas, all
 Costs:   two gathers and half a sum a step (`shard_keep`: one gather) where there was one sum; more
          where the computes of a stage do not follow each other.
 When:    a plan says so (`Plan.shard`, `Plan.offload`).
-Source:  ZeRO, arXiv:1910.02054 (stage 3); breadth-first gathers, 001#18, arXiv:2211.05953;
+Source:  ZeRO, arXiv:1910.02054 (stage 3); breadth-first gathers, arXiv:2211.05953;
          prefetching under a schedule, DeepCompile, arXiv:2504.09983; weights that are loaded for
          all micro-batches at once, COMPASS, arXiv:2501.06780.
 """

@@ -1,4 +1,4 @@
-"""View: what `penstock train` shows while it runs and when it is done."""
+"""View: what a run shows while it is prepared and made, and when it is done."""
 
 import time
 from collections.abc import Callable, Generator, Mapping
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from penstock.cli import face
+from penstock import terminal
 from penstock.job import ROW
 from penstock.plan.plan import Plan
 from penstock.timeline.breakdown import parts_table
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from penstock.training.results import Trained
 
 _LOG_EVERY_S = 10.0  # where stderr is no terminal
+_WITH_BAR = 100  # columns from which on there is room for a bar
 
 
 class Terminal(Listener):
@@ -27,21 +28,25 @@ class Terminal(Listener):
 
     def say(self, words: str) -> None:
         """Print a message."""
-        face.say(words)
+        terminal.say(words)
 
     def busy(self, what: str) -> AbstractContextManager[None]:
         """Show what is being done."""
-        return face.busy(what)
+        return terminal.busy(what)
 
     def progress(self, what: str) -> AbstractContextManager[Move]:
         """Show a bar."""
-        return face.progress(what)
+        return terminal.progress(what)
 
     def steps(
         self, first_step: int, num_steps: int, predicted_s: float | None
     ) -> AbstractContextManager[Callable[[Row], None]]:
         """Show loss, speed and predicted beside measured."""
         return training(first_step, num_steps, predicted_s)
+
+    def finished(self, trained: "Trained") -> None:
+        """Print predicted beside measured, the bottleneck, and the folder."""
+        show_trained(trained)
 
 
 TERMINAL = Terminal()
@@ -52,40 +57,49 @@ def training(
     first_step: int, num_steps: int, predicted_s: float | None
 ) -> Generator[Callable[[Row], None]]:
     """Show loss, speed and predicted beside measured: a bar on a terminal, else a line at times."""
+    has_bar = terminal.err.width >= _WITH_BAR
     columns = (
-        TextColumn("training"),
-        BarColumn(),
+        TextColumn("step"),
         MofNCompleteColumn(),
+        *([BarColumn(20)] if has_bar else []),
         TextColumn("{task.description}"),
         TimeRemainingColumn(),
     )
-    bars = Progress(*columns, console=face.err, auto_refresh=False)
-    bars.disable = not face.err.is_terminal
+    bars = Progress(*columns, console=terminal.err, auto_refresh=False)
+    bars.disable = not terminal.err.is_terminal
+    used = len("step  0:00:00  ") + 2 * len(f"{num_steps}") + 2 + (21 if has_bar else 0)
+    room = terminal.err.width - used
     last_line = time.monotonic()
     with bars:
         bar = bars.add_task("", total=num_steps, completed=first_step)
 
         def show(row: Row) -> None:
             nonlocal last_line
-            text = _words(row, predicted_s)
+            text = step_words(row, predicted_s, room)
             bars.update(bar, completed=row["step"], description=text, refresh=True)
             now, over = time.monotonic(), row["step"] == num_steps
-            if bars.disable and (over or now - last_line > _LOG_EVERY_S):
-                face.say(f"step {row['step']}/{num_steps}  {text}")
+            is_first = row["step"] == first_step + 1
+            if bars.disable and (over or is_first or now - last_line > _LOG_EVERY_S):
+                terminal.say(f"step {row['step']}/{num_steps}  {text}")
                 last_line = now
 
         yield show
 
 
-def _words(row: Row, predicted_s: float | None) -> str:
-    speed = row["tokens_per_second"], row["samples_per_second"]
-    samples = f"{speed[1]:,.1f} samples/s" if speed[1] else ""
-    rate = f"{speed[0]:,.0f} tokens/s" if speed[0] else samples
+def step_words(row: Row, predicted_s: float | None, room: int) -> str:
+    """Return what a row tells, as much as there is room for: first loss and seconds."""
+    tokens, samples = row["tokens_per_second"], row["samples_per_second"]
+    rate = f"{tokens:,.0f} tokens/s" if tokens else f"{samples:,.1f} samples/s" if samples else ""
     predicted = f" (predicted {format_seconds(predicted_s)})" if predicted_s else ""
+    seconds = f"{format_seconds(row['seconds'] or 0.0)}{predicted}"
     others = [name for name in row if name not in ROW and name != "val_seconds"]
     shown = ((name.replace("_", " "), row[name]) for name in ("loss", *others))
-    figures = "  ".join(f"{name} {value:.4f}" for name, value in shown if value is not None)
-    return f"{figures}  {rate}  {format_seconds(row['seconds'] or 0.0)}{predicted}"
+    loss, *figures = [f"{name} {value:.4f}" for name, value in shown if value is not None] or [""]
+    text = loss
+    for part in (seconds, rate, *figures):
+        longer = f"{text}  {part}" if text and part else text or part
+        text = longer if len(longer) <= room else text
+    return text
 
 
 def show_trained(trained: "Trained") -> None:
@@ -93,13 +107,13 @@ def show_trained(trained: "Trained") -> None:
     outcome = trained.outcome
     _show_outcome(outcome, trained.plan)
     if isinstance(saved := trained.summary.get("checkpointing"), dict):
-        face.say(_checkpoints(cast("dict[str, float]", saved)))
+        terminal.say(_checkpoints(cast("dict[str, float]", saved)))
     if outcome.breakdown is not None:
         parts = parts_table(outcome.breakdown, trained.predicted)
-        face.say(f"\n{parts}\n{trained.bottleneck}\n")
+        terminal.say(f"\n{parts}\n{trained.bottleneck}\n")
     if (told := until_in(trained.folder)) is not None:
-        face.say("\n".join(words_of_phases(told)))
-    face.say(f"written to {trained.folder}: open {trained.folder / 'report.html'}")
+        terminal.say("\n".join(words_of_phases(told)))
+    terminal.say(f"written to {trained.folder}: open {trained.folder / 'report.html'}")
 
 
 def _checkpoints(saved: Mapping[str, float]) -> str:
@@ -121,7 +135,7 @@ def _show_outcome(outcome: "Outcome", plan: Plan | None) -> None:
     for rank, size in enumerate(outcome.peak_bytes):
         expected = guess.peak_bytes[rank] if guess else None
         rows.append((f"peak bytes of rank {rank}", *_pair(expected, size, format_bytes)))
-    face.say(face.table(("", "predicted", "measured", "error"), rows))
+    terminal.say(terminal.table(("", "predicted", "measured", "error"), rows))
 
 
 def words_of(summary: Mapping[str, object]) -> str:
