@@ -119,7 +119,7 @@ def of_one(
     free = {"start_s": SLOT_S, "reform_s": 0.0, "restart_s": 0.0, "checkpoint_s": 0.0}
     job = FleetJob(WORK * SLOT_S, (Speed(need, 1.0),), **free)
     deadline_s = slots_of(deadline) * SLOT_S
-    ahead = look_ahead(make(_OWN, 1), job, deadline_s=deadline_s, slot_s=SLOT_S)
+    ahead = look_ahead(make(_OWN, 1), job, deadline_s=deadline_s)
     rulers = [Ruler(p.__name__, p) for p in (policies.on_demand, policies.greedy)]
     rulers += [Ruler("uniform_progress", policies.uniform_progress), ahead]
     judging = [replace(future, notes=()) for future in make(futures, 0)]

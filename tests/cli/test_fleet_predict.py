@@ -87,7 +87,7 @@ def test_job_without_measurements_says_what_a_row_of_it_would_be(call):
 @pytest.mark.parametrize(
     ("wrong", "error"),
     [
-        (["--steps", "5"], "--steps are about a cluster"),
+        (["--steps", "5"], "--prices are about a cluster"),
         (["--ranks", "k80"], '--ranks is "k80"'),
         (["--ranks", "k80=2"], "nothing is known of steps"),
         (["--ranks", "k80=2", "--cap", "disk=3", "--fit"], '--cap is "disk=3"'),

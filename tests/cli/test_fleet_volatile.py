@@ -1,6 +1,7 @@
 """penstock fleet volatile: what it says, as words and as JSON, and what it refuses."""
 
 import json
+import math
 
 import pytest
 
@@ -39,6 +40,18 @@ def test_steps_growth_and_bids_are_added_where_they_are_asked_for(call, prices):
     words = call(*asked, "--prices", prices, *BIDS)
     assert f"{found['descent']['steps']} steps to the error" in words.out
     assert "1.73 usd" in words.out
+
+
+@pytest.mark.parametrize(
+    ("ranks", "descent", "target"), [(8, "1,0.99,0.01", "0.3"), (3, "1,0.9,0.05", "0.4")]
+)
+def test_growth_asks_for_no_more_ranks_than_there_are(call, ranks, descent, target):
+    asked = "--survival", "0.7", "--descent", descent, "--target", target
+    growth = json.loads(call("fleet", "volatile", "--ranks", ranks, *asked, "--json").out)[
+        "descent"
+    ]["growth"]
+    last = growth["first"] * growth["factor"] ** (growth["steps"] - 1)
+    assert growth["first"] <= math.ceil(last - 1e-9) <= ranks
 
 
 def test_bids_that_cannot_be_in_time_are_said_to_be_late(call, prices):

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import FleetError
-from penstock.fleet.advise import Aim, advise, chosen_of, front_of
+from penstock.fleet.advise import advise
+from penstock.fleet.choices import Aim, chosen_of, front_of
 from penstock.fleet.liveput import liveput_of
 from penstock.fleet.look_ahead import look_ahead
 from penstock.fleet.market import HOUR_S, only
@@ -107,7 +108,7 @@ def test_advice_is_the_same_for_the_same_seed(market, job, advice):
 
 def test_hosts_are_those_that_the_choice_begins_with(market):
     job = plain_job(5)
-    policy = look_ahead([market], job, deadline_s=30 * SLOT_S, slot_s=SLOT_S)
+    policy = look_ahead([market], job, deadline_s=30 * SLOT_S)
     run = replay(market, job, policy, deadline_s=30 * SLOT_S, with_timeline=True)
     assert begun(run) == tuple(f"preemptible-{rank}" for rank in range(4))
 

@@ -88,7 +88,7 @@ def used(path) -> None:
     market = noticed(priced(read_market(path), 3.0, 1.0), 30.0)
     told(market, 0, 2)
     futures = [*resampled(market, 2, seed=0, lasts_s=DEADLINE_S)]
-    ahead = look_ahead(futures, JOB, deadline_s=DEADLINE_S, slot_s=600.0)
+    ahead = look_ahead(futures, JOB, deadline_s=DEADLINE_S)
     those = futures if market.laws else [market, *futures]
     for row in judged(those, JOB, [GREEDY, ahead], deadline_s=DEADLINE_S).rows:
         assert row.usd.middle >= 0

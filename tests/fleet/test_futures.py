@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import FleetError
 from penstock.fleet import read_market
-from penstock.fleet.futures import by_laws, fitted, in_slots, resampled
+from penstock.fleet.futures import by_laws, coming, fitted, in_slots, resampled, stretches
 from penstock.fleet.lifetimes import (
     Lifetimes,
     by_hour,
@@ -105,6 +105,46 @@ def test_future_is_made_of_the_past_all_pools_at_once(up, seed):
     assert np.array_equal(one.machines, other.machines)
     assert np.array_equal(one.times_s, other.times_s)
     assert set(map(tuple, one.machines.tolist())) <= set(map(tuple, market.machines.tolist()))
+
+
+@given(st.lists(st.booleans(), min_size=2, max_size=40), st.integers(0, 99))
+def test_stretches_are_the_past_from_some_second_on(up, seed):
+    market = slotted([[one] for one in up])
+    lasts_s = 1.5 * market.until_s
+    for future in stretches(market, 5, seed=seed, lasts_s=lasts_s):
+        assert future.until_s == pytest.approx(lasts_s)
+        changes = int((np.diff(np.array([*up, up[0]], int)) != 0).sum())
+        found = int((np.diff(future.machines[:, 0]) != 0).sum())
+        assert changes <= found + 1 <= 2 * changes + 2
+        gone = np.maximum(0.0, -np.diff(future.machines, axis=0, prepend=future.machines[:1]))
+        assert np.all(gone <= future.gone + 1e-9)
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=40), st.integers(0, 99))
+def test_what_comes_begins_as_it_is_now(up, seed):
+    market = slotted([[one] for one in up])
+    for future in coming(market, 8, seed=seed, lasts_s=9 * SLOT_S, machines=4):
+        assert future.machines[0].tolist() == market.machines[-1].tolist()
+        assert future.until_s == pytest.approx(9 * SLOT_S)
+
+
+def test_what_has_lasted_for_a_day_goes_on_for_a_while():
+    """Six days with machines, a day without, and no end of it seen."""
+    market = slotted([[k < 6] for k in range(7)], slot_s=86400.0)
+    futures = [*coming(market, 200, seed=0, lasts_s=4 * 86400.0, machines=4)]
+    rests = np.array([future.times_s[1] if len(future.times_s) > 1 else 4e9 for future in futures])
+    assert np.median(rests) == pytest.approx(86400 * math.log(2), rel=0.2)
+    assert 0.2 < np.mean(rests > 86400) < 0.5
+
+
+def test_spells_go_on_as_long_as_longer_ones_of_the_past_did():
+    """Spells of ten slots with and two without; now one has lasted four: six to go, if not one."""
+    up = [[k % 12 < 10] for k in range(12 * 30 + 4)]
+    rests = [
+        f.times_s[1] for f in coming(slotted(up), 310, seed=1, lasts_s=99 * SLOT_S, machines=4)
+    ]
+    six = np.isclose(rests, 6 * SLOT_S)
+    assert six.mean() > 0.9
 
 
 def test_futures_offer_on_average_what_the_past_did():

@@ -1,4 +1,4 @@
-"""Look ahead: what is counted of a mixed fleet is what the kernel does; never late; cheap."""
+"""Look ahead: never late, waits for what is cheap, holds spare machines, comes back from demand."""
 
 from itertools import pairwise
 
@@ -8,17 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.fleet import policies
-from penstock.fleet.futures import in_slots, resampled
-from penstock.fleet.look_ahead import (
-    _HEAD,
-    _PARTS,
-    _WORDS,
-    _fill_of,
-    _held,
-    _spares,
-    expecting,
-    look_ahead,
-)
+from penstock.fleet.futures import resampled
+from penstock.fleet.look_ahead import _fill_of, _spares, expecting, look_ahead
 from penstock.fleet.market import Market, MarketPool
 from penstock.fleet.outcome import bound_of, judged
 from penstock.fleet.replay import Ruler, replay
@@ -47,33 +38,9 @@ def churn(draw, least=4, most=24):
     return churning(rows)
 
 
-def saying(pick: int) -> float:
-    """Return the number of a table that says the same for eight states and all fleets held."""
-    return float(sum(21 * pick << (6 * k) for k in range(8)))
-
-
-def always(machines: int, spare: int, slots: int) -> Ruler:
-    """Return the policy whose table always says: a mixed fleet."""
-    head = np.zeros(_HEAD - 1)
-    head[:4] = SLOT_S, 1, slots, spare
-    table = np.full((slots + 1) * 2 * _WORDS, saying(1))
-    return Ruler("always", expecting, (), np.concatenate([head, table]))
-
-
-@settings(max_examples=40)
-@given(churn(), st.integers(1, 6), st.integers(0, 4))
-def test_what_is_counted_of_a_mixed_fleet_is_what_the_kernel_does(market, machines, spare):
-    parts = in_slots(market, SLOT_S / _PARTS)
-    found = _held(parts.machines, parts.gone, parts.usd_h, USD, machines, spare)
-    count = len(market.times_s)
-    job, ruler = plain_job(count, machines=machines), always(machines, spare, count)
-    deadline_s = 9 * count * SLOT_S  # it is far, and so is the end of the work
-    run = replay(market, job, ruler, deadline_s=deadline_s, tick_s=SLOT_S, with_timeline=True)
-    for slots in (count, max(1, count // 2)):
-        row = next(row for row in run.timeline if row[0] >= slots * SLOT_S - 1e-6)
-        assert row[4] / SLOT_S == pytest.approx(found.works[:slots].sum())
-        usd = (found.usd_h + found.fill_usd_h)[:slots].sum() * SLOT_S / 3600
-        assert row[5] == pytest.approx(usd)
+def ruling(*, spare=0, reserve=0.0, while_s=0.0, prices=(1e9,)) -> Ruler:
+    """Return the policy with these numbers."""
+    return Ruler("x", expecting, (), np.array([spare, reserve, while_s, *prices], float))
 
 
 @settings(max_examples=25)
@@ -81,7 +48,7 @@ def test_what_is_counted_of_a_mixed_fleet_is_what_the_kernel_does(market, machin
 def test_no_deadline_is_missed_whatever_is_lost(markets, machines, work):
     """Also on markets that nothing was fitted on; as few slots as a start and a loss need."""
     job, deadline_s = plain_job(work, machines=machines), (work + 3) * SLOT_S
-    ahead = look_ahead(markets[:1], job, deadline_s=deadline_s, slot_s=SLOT_S)
+    ahead = look_ahead(markets[:1], job, deadline_s=deadline_s)
     for market in markets:
         run = replay(market, job, ahead, deadline_s=deadline_s, tick_s=SLOT_S)
         assert run.hours * 3600 <= deadline_s + 1e-6
@@ -91,8 +58,8 @@ def test_spare_machines_are_held_where_they_are_lost_one_by_one():
     """Of 12 one goes and one comes in every slot; 6 without any spare would never work."""
     market = churning([(12, 0), *[(12, 2)] * 59])
     job, deadline_s = plain_job(30, machines=6), 50 * SLOT_S
-    ahead = look_ahead([market], job, deadline_s=deadline_s, slot_s=SLOT_S)
-    assert ahead.table[3] > 0
+    ahead = look_ahead([market], job, deadline_s=deadline_s)
+    assert ahead.table[0] > 0
     bound = bound_of(market, job, deadline_s=deadline_s).usd
     run = replay(market, job, ahead, deadline_s=deadline_s, tick_s=SLOT_S)
     greedy = replay(market, job, GREEDY, deadline_s=deadline_s, tick_s=SLOT_S)
@@ -104,7 +71,7 @@ def test_what_a_pool_does_not_offer_stands_beside_on_demand():
     """Five of six are always there: a mixed fleet costs 5 + 3 an hour, one on demand 18."""
     market = churning([(5, 0)] * 60)
     job, deadline_s = plain_job(30, machines=6), 34 * SLOT_S
-    ahead = look_ahead([market], job, deadline_s=deadline_s, slot_s=SLOT_S)
+    ahead = look_ahead([market], job, deadline_s=deadline_s)
     found = judged([market], job, [GREEDY, ahead], deadline_s=deadline_s, tick_s=SLOT_S)
     assert found.rows[1].cost_ratio == pytest.approx(1.0, abs=0.01)
     assert found.rows[1].usd.middle == pytest.approx(8 * 31 * SLOT_S / 3600, rel=0.01)
@@ -115,30 +82,67 @@ def test_what_a_pool_does_not_offer_stands_beside_on_demand():
 def test_deadline_need_not_be_a_number_of_slots(slots, machines):
     future = next(resampled(churning([(4, 0)] * 9), 1, seed=0, lasts_s=slots * SLOT_S))
     job, deadline_s = plain_job(5, machines=machines), slots * SLOT_S
-    ahead = look_ahead([future], job, deadline_s=deadline_s, slot_s=SLOT_S)
+    ahead = look_ahead([future], job, deadline_s=deadline_s)
     run = replay(future, job, ahead, deadline_s=deadline_s)
     assert run.hours * 3600 <= deadline_s + 1e-6 or slots < 8
 
 
-def test_work_goes_on_while_machines_on_demand_take_over():
-    """From ten slots on the table says: all on demand.  A start and twenty slots of work."""
-    first = always(4, 0, 40)
-    table = first.table.copy()
-    table[_HEAD - 1 :].reshape(41, -1)[:31] = saying(2)
-    market, job = churning([(4, 0)] * 40), plain_job(20)
-    ruler = first._replace(table=table)
-    run = replay(market, job, ruler, deadline_s=40 * SLOT_S, tick_s=SLOT_S, with_timeline=True)
-    assert run.hours * 3600 == pytest.approx(21 * SLOT_S)
-    assert {tuple(row[1:3]) for row in run.timeline} >= {(4.0, 0.0), (4.0, 4.0), (0.0, 4.0)}
+def test_work_goes_on_while_others_take_over():
+    """Machines come when it is on demand already; they start beside those, which then go."""
+    market = churning([(0, 0)] * 12 + [(4, 0)] * 40)
+    job, deadline_s = plain_job(30), 36 * SLOT_S
+    ruler = ruling(reserve=0.2)
+    run = replay(market, job, ruler, deadline_s=deadline_s, tick_s=SLOT_S, with_timeline=True)
+    held = [tuple(row[1:3]) for row in run.timeline]
+    assert (0.0, 4.0) in held
+    assert held.index((4.0, 4.0)) == held.index((0.0, 4.0)) + held.count((0.0, 4.0))
+    assert run.timeline[-1, 1:3].tolist() == [4, 0]
+    idle = [row for row in run.timeline if row[3] < 4 and row[4] > 0]
+    assert not idle
+
+
+def test_short_spells_are_waited_out_on_demand():
+    market = churning([(0, 0)] * 9 + [(4, 0), (0, 4)] * 20)
+    job, deadline_s = plain_job(30), 36 * SLOT_S
+    at_once, later = (
+        replay(market, job, ruling(reserve=0.3, while_s=while_s), deadline_s=deadline_s)
+        for while_s in (0.0, 2 * SLOT_S)
+    )
+    assert (later.preemptions, later.usd_preemptible) == (0, 0)
+    assert later.usd < at_once.usd
+
+
+def test_reserve_is_what_losses_may_cost():
+    """Machines go every tenth slot: whoever has waited to the last cannot come back."""
+    up = [(0, 0)] * 20 + [(4, 0) if k % 10 else (0, 4) for k in range(1, 100)]
+    market, job, deadline_s = churning(up), plain_job(60), 90 * SLOT_S
+    none, some = (
+        replay(market, job, ruling(reserve=share), deadline_s=deadline_s, tick_s=SLOT_S)
+        for share in (0.0, 0.15)
+    )
+    assert some.usd < none.usd
+    assert max(some.hours, none.hours) * 3600 <= deadline_s
+
+
+def test_what_is_cheap_is_told_by_the_prices_of_the_past():
+    """Two of four machines are there now, all of them later: worth waiting where that is likely."""
+    market = churning([(2, 0)] * 20 + [(4, 0)] * 60)
+    job, deadline_s = plain_job(20), 60 * SLOT_S
+    dear, cheap = 2 * SPOT + 2 * USD, 4 * SPOT
+    waits = ruling(prices=[cheap] * 20 + [dear] * 10)
+    takes = ruling(prices=[cheap] * 2 + [dear] * 28)
+    usd = [replay(market, job, r, deadline_s=deadline_s, tick_s=SLOT_S).usd for r in (waits, takes)]
+    assert usd[0] == pytest.approx(21 * 4 * SPOT * SLOT_S / 3600, rel=0.05)
+    assert usd[1] > 1.5 * usd[0]
 
 
 def test_all_of_a_short_spell_is_used():
     """Machines for three slots of seven, and time enough: to wait for a longer spell is dear."""
     market = churning([(6, 0) if k % 7 < 3 else (0, 6 * (k % 7 == 3)) for k in range(140)])
     job, deadline_s = plain_job(30, machines=6), 130 * SLOT_S
-    ahead = look_ahead([market], job, deadline_s=deadline_s, slot_s=SLOT_S)
+    ahead = look_ahead([market], job, deadline_s=deadline_s)
     found = judged([market], job, [ahead], deadline_s=deadline_s, tick_s=SLOT_S)
-    assert ahead.table[3] == 0
+    assert ahead.table[0] == 0
     assert found.rows[0].cost_ratio == pytest.approx(1.0, abs=0.02)
 
 

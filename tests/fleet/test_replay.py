@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from penstock.errors import FleetError
 from penstock.fleet import kernel, policies
 from penstock.fleet.look_ahead import expecting, look_ahead
+from penstock.fleet.losses import mean_life_s
 from penstock.fleet.market import Market, MarketPool
 from penstock.fleet.outcome import bound_of, judged
-from penstock.fleet.replay import Ruler, mean_life_s, replay, replay_all
+from penstock.fleet.replay import Ruler, replay, replay_all
 from penstock.fleet.work import FleetJob, Speed, progress, read_job, young_daly_s
 from tests.fleet.markets import SLOT_S, SPOT, USD, plain_job, slotted
 
@@ -141,7 +142,7 @@ def test_no_deadline_is_missed_that_can_be_made(up, work, name):
     deadline_s = max(work + 1, len(up) - 2) * SLOT_S
     ruler = Ruler(name, getattr(policies, name, None))
     if name == "look_ahead":
-        ruler = look_ahead([market], job, deadline_s=deadline_s, slot_s=SLOT_S)
+        ruler = look_ahead([market], job, deadline_s=deadline_s)
     run = replay(market, job, ruler, deadline_s=deadline_s, tick_s=SLOT_S)
     assert run.hours * 3600 <= deadline_s + 1e-6
     assert run.usd >= bound_of(market, job, deadline_s=deadline_s).usd - 1e-9
@@ -158,7 +159,7 @@ def test_looking_ahead_costs_less_than_greed():
 
     job, deadline_s = plain_job(45), 60 * SLOT_S
     past, futures = [future() for _ in range(60)], [future() for _ in range(40)]
-    ahead = look_ahead(past, job, deadline_s=deadline_s, slot_s=SLOT_S)
+    ahead = look_ahead(past, job, deadline_s=deadline_s)
     found = judged(futures, job, [GREEDY, ahead], deadline_s=deadline_s)
     assert [row.missed for row in found.rows] == [0, 0]
     assert found.rows[1].cost_ratio < found.rows[0].cost_ratio

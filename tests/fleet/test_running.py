@@ -64,7 +64,7 @@ def test_a_run_wants_what_the_replay_of_its_trace_wants(up, ruler):
 def test_look_ahead_does_so_too_from_the_numbers_that_a_file_keeps():
     ups = [[(k // 5 + shift) % 2 for k in range(SLOTS)] for shift in (0, 1)]
     futures, job = [slotted(up) for up in ups], plain_job(10, machines=MACHINES, has_copies=True)
-    fitted = look_ahead(futures, job, deadline_s=16 * SLOT_S, slot_s=SLOT_S)
+    fitted = look_ahead(futures, job, deadline_s=16 * SLOT_S)
     read_back = ruler_from("look_ahead", table_of(fitted))
     deadline_s = 16 * SLOT_S
     run = replay(futures[0], job, fitted, deadline_s=deadline_s, tick_s=TICK_S, with_timeline=True)

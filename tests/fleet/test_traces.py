@@ -131,6 +131,49 @@ def test_unit_that_is_not_said_is_taken_as_the_likeliest_and_noted(tmp_path, tex
         read_market(path, unit="weeks")
 
 
+LOGS = {
+    "a log whose last row tells its end": ("0,1\n518400,0\n604800,0\n", 604800, 518400),
+    "a log of two rows, of which the last tells the end": ("0,1\n604800,1\n", 604800, 604800),
+    "a log of changes": ("0,0\n100,1\n700,0\n1000,1\n5000,0\n", 5000, 4600),
+    "samples": ("0,1\n60,1\n120,0\n180,0\n240,1\n", 300, 180),
+    "samples of which one is missing": ("0,1\n60,1\n120,0\n240,0\n300,1\n360,1\n", 420, 240),
+}
+
+
+@pytest.mark.parametrize("kind", LOGS)
+def test_last_row_of_a_log_of_changes_counts_for_no_time(tmp_path, kind):
+    rows, lasts_s, up_s = LOGS[kind]
+    market = read_market(written(tmp_path, "time_s,machines\n" + rows))
+    assert market.until_s == pytest.approx(lasts_s, abs=1)
+    assert float(market.share_up(1)[0]) * market.until_s == pytest.approx(up_s, abs=1)
+
+
+def test_samples_of_skypilot_are_read_as_they_are(tmp_path):
+    text = '{"metadata": {"gap_seconds": 300, "zone": "x"}, "data": [0, 4, 4, 1, 1]}'
+    market = read_market(written(tmp_path, text, "us-east-1f_v100_4.json"))
+    assert market.names == ("us-east-1f_v100_4",)
+    assert market.times_s.tolist() == [0, 300, 900]
+    assert market.machines[:, 0].tolist() == [0, 4, 1]
+    assert market.gone[:, 0].tolist() == [0, 0, 3]
+    assert market.until_s == 1500
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"metadata": {"gap_seconds": 300}, "data": []}', "0 samples"),
+        ('{"metadata": {"gap_seconds": 0}, "data": [1]}', "0 s apart"),
+        ('{"metadata": {"gap_seconds": 9}, "data": [1, -1]}', r"data\[1\] is -1"),
+        ('{"metadata": {"gap_seconds": 9}, "data": [1, "a"]}', "damaged"),
+        ('{"data": [1]}', "is not"),
+        ('{"data": ', "no JSON"),
+    ],
+)
+def test_samples_that_are_damaged_are_refused(tmp_path, text, why):
+    with pytest.raises(FleetError, match=why):
+        read_market(written(tmp_path, text, "trace.json"))
+
+
 @pytest.mark.long
 def test_a_million_rows_are_read(tmp_path):
     rows = "".join(f"{row},{row % 7}\n" for row in range(1_000_000))
@@ -175,7 +218,7 @@ def test_public_traces_are_what_their_papers_say():
         pytest.skip("no ../shared/data: the traces of Bamboo and Parcae")
     market = read_market(DATA / "bamboo" / "p3-trace.csv")
     assert (market.machines.max(), market.gone.sum()) == (32, 167)
-    assert market.until_s / 3600 == pytest.approx(11.4, abs=0.01)
+    assert market.until_s / 3600 == pytest.approx(11.37, abs=0.01)
     counts = read_market(DATA / "parcae" / "p3.csv")
     assert counts.machines.tolist() == market.machines.tolist()
     line = (DATA / "parcae" / "bert" / "trace_hh_55_65.txt").read_text().splitlines()[0]

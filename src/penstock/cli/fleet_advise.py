@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -12,18 +12,26 @@ from penstock.cli.fleet_market import tell
 from penstock.cli.fleet_replay import Prices, ReportPage, market_of, prices_of
 from penstock.errors import FleetError
 from penstock.files import Json
+from penstock.units import GB
 
 if TYPE_CHECKING:
-    from penstock.fleet.advise import Advice, Advised, Aim
+    from collections.abc import Callable
+
+    from penstock.fleet.advise import Advice
+    from penstock.fleet.choices import Advised, Aim
+    from penstock.fleet.market import Market
     from penstock.fleet.work import FleetJob, Speed
 
 _MOST_RANKS = 64
+_SAVED, _SAVED_BYTES_PER_S = 3, GB  # times the weights; a disk or a bucket
 
 
 def advise(  # noqa: PLR0913 - one argument per flag
     job: Annotated[str, typer.Argument(metavar="JOB", help="job.toml, or a file.py[:name].")],
     trace: Annotated[list[Path], typer.Option(help="Of machines and prices; may be repeated.")],
-    deadline: Annotated[str, typer.Option(help="Hours until it must be done: 20 or 20h.")],
+    deadline: Annotated[
+        str | None, typer.Option(help="Hours until it must be done: 20 or 20h.")
+    ] = None,
     budget: Annotated[str | None, typer.Option(help="Dollars: 400 or 400usd.")] = None,
     cluster: Annotated[
         Path | None, typer.Option(help="Of a file.py: a host of it is a machine.")
@@ -42,23 +50,22 @@ def advise(  # noqa: PLR0913 - one argument per flag
     """Say which machines to take when: policies times pools times plans, replayed over futures.
 
     Shown is the front of dollars and hours, the choice for the deadline and the budget, and why.
+    Without a deadline: the soonest that the budget pays for.
     The speeds of a file.py are those of the plans that are found for 1, 2, 4, ... hosts of
     --cluster.  docs/fleet.md has the policies and the format of traces.
 
     Example: penstock fleet advise job.toml --trace spot.csv --deadline 30h --prices 3.06,0.92
     """
-    from penstock.fleet.advise import Aim, advise
-
     for place in (policy_file, report):
         if place is not None:
             face.check_place(place)
-    hours = _number(deadline, "h", "--deadline")
-    aim = Aim(hours, math.inf if budget is None else _number(budget, "usd", "--budget"))
+    asked = _asked(deadline, budget)
     what = _as_measured(_job(job, cluster, steps), measured, cluster)
     there = market_of(trace, (), prices, what)
     tell(there)
+    tell_notice(there, what)
     with face.progress("trying choices") as told:
-        found = advise(there, what, aim, futures=futures, told=told)
+        aim, found = _advised(there, what, asked, futures, told)
     if policy_file is not None:
         _write(found, aim, (trace, prices), policy_file)
         face.say(f"wrote {policy_file}")
@@ -68,6 +75,50 @@ def advise(  # noqa: PLR0913 - one argument per flag
         face.show_json(document(found))
     else:
         face.show(words(found))
+
+
+def _asked(deadline: str | None, budget: str | None) -> tuple[float | None, float]:
+    """Return the hours that were given, and the dollars: inf for none.
+
+    Raises:   FleetError: neither was given, or one is no number.
+    """
+    hours = None if deadline is None else _number(deadline, "h", "--deadline")
+    usd = math.inf if budget is None else _number(budget, "usd", "--budget")
+    if hours is None and budget is None:
+        message = "neither a deadline nor a budget is given"
+        raise FleetError(message, hint="give --deadline 30h, --budget 400usd or both")
+    return hours, usd
+
+
+def _advised(
+    there: "Market",
+    job: "FleetJob",
+    asked: "tuple[float | None, float]",
+    futures: int,
+    told: "Callable[[int, int], None]",
+) -> "tuple[Aim, Advice]":
+    """Return the aim - the soonest deadline that the dollars pay for, if none is given - and the
+    advice for it.
+    """
+    from penstock.fleet.advise import advise
+    from penstock.fleet.budget import advise_for
+    from penstock.fleet.choices import Aim
+
+    hours, usd = asked
+    if hours is None:
+        return advise_for(there, job, usd, futures=futures, told=told)
+    aim = Aim(hours, usd)
+    return aim, advise(there, job, aim, futures=futures, told=told)
+
+
+def tell_notice(there: "Market", job: "FleetJob") -> None:
+    """Say where machines go without a warning that is long enough for a checkpoint."""
+    from penstock.fleet.losses import is_warned
+
+    if not is_warned(there, job):
+        least = min(pool.notice_s for pool in there.pools)
+        short = f"a notice of {least:g} s is shorter than a checkpoint of {job.checkpoint_s:g} s"
+        face.say(f"note: {short if least else 'no notice is known'}: what is lost is lost at once")
 
 
 def _save_page(found: "Advice", aim: "Aim", path: Path) -> None:
@@ -103,8 +154,14 @@ def _job(text: str, cluster: Path | None, steps: int) -> "FleetJob":
     if cluster is None or not steps:
         hint = "give --cluster machines.toml and --steps N"
         raise FleetError(f"of {text} neither speeds nor steps are known", hint=hint)
-    speeds, has_copies = planned(text, cluster)
-    return FleetJob(float(steps), tuple(speeds), has_copies=has_copies)
+    found = planned(text, cluster)
+    return FleetJob(
+        float(steps),
+        found.speeds,
+        has_copies=found.has_copies,
+        notice_s=found.notice_s,
+        checkpoint_s=found.checkpoint_s,
+    )
 
 
 def _as_measured(job: "FleetJob", path: Path | None, cluster: Path | None) -> "FleetJob":
@@ -127,10 +184,22 @@ def _as_measured(job: "FleetJob", path: Path | None, cluster: Path | None) -> "F
     return with_figures(job, rates, **{name: getattr(found, name) for name in seconds})
 
 
-def planned(text: str, path: Path) -> "tuple[list[Speed], bool]":
-    """Return the speed of the best plan on 1, 2, 4, ... and all hosts of a cluster, and whether all
-    state is there when a rank is lost: in replicas, or with a guard.
+class PlannedOnHosts(NamedTuple):
+    """What plans for 1, 2, 4, ... and all hosts of a cluster tell of a job.
+
+    has_copies     whether all state is there when a rank is lost: in replicas, or with a guard
+    notice_s       the shortest of the cluster's preemptible devices
+    checkpoint_s   to write weights and two moments of each, at 1 GB/s
     """
+
+    speeds: "tuple[Speed, ...]"
+    has_copies: bool
+    notice_s: float
+    checkpoint_s: float
+
+
+def planned(text: str, path: Path) -> PlannedOnHosts:
+    """Return what the best plans on 1, 2, 4, ... and all hosts of a cluster tell of a job."""
     from penstock.cluster.cluster import Cluster
     from penstock.fleet.work import Speed
     from penstock.search.shapes import Fixed
@@ -156,7 +225,9 @@ def planned(text: str, path: Path) -> "tuple[list[Speed], bool]":
             step_s = plan.plan.predicted.step_s if plan.plan.predicted else math.inf
             sizes = f"{plan.plan.replicas} x {plan.plan.num_stages} stages"
             found.append(Speed(count, 1 / step_s, sizes))
-    return found, has_copies
+    notices = [kind.notice_s for kind in whole.devices if kind.preemptible]
+    saves_s = _SAVED * captured.graph.parameter_bytes / _SAVED_BYTES_PER_S
+    return PlannedOnHosts(tuple(found), has_copies, min(notices, default=0.0), saves_s)
 
 
 # -- words -----------------------------------------------------------------------------------------
@@ -165,11 +236,14 @@ def planned(text: str, path: Path) -> "tuple[list[Speed], bool]":
 def words(found: "Advice") -> str:
     """Return the front as a table, the choice and the reasons."""
     head = "", "policy", "machines", "pools", "usd", "9 in 10 by", "in time", "useful", "plan"
-    rows = [_row(one, "*" if one is found.choice else "") for one in found.front]
+    shown = [one for one in found.front if one.sure > 0 or one is found.choice]
+    rows = [_row(one, "*" if one is found.choice else "") for one in shown]
     if found.choice not in found.front:
         rows.append(_row(found.choice, "*"))
     lines = [face.table(head, rows), ""]
     lines.append(f"of {len(found.tried)} choices none is cheaper and sooner than those above")
+    if never := len(found.front) - len(shown):
+        lines[-1] += f"; {never} more are cheaper or sooner, and never what was asked for"
     lines.append(f"* {found.choice.policy} on {found.choice.machines} machines:")
     lines += [f"  {reason}" for reason in found.reasons]
     return "\n".join(lines)
@@ -197,6 +271,7 @@ def document(found: "Advice") -> dict[str, Json]:
         "tried": len(found.tried),
         "reasons": list(found.reasons),
         "omniscient_usd": found.best_usd,
+        "promise": dict(found.promise._asdict()),
     }
 
 

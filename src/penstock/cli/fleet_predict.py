@@ -36,6 +36,9 @@ def predict(  # noqa: PLR0913 - the flags of the command
     ] = None,
     observed: Annotated[float | None, typer.Option(help="Steps per second that it does.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Of the whole run.")] = None,
+    prices: Annotated[
+        str | None, typer.Option(metavar="DEVICE=USD,...", help="Dollars an hour of a rank.")
+    ] = None,
     every: Annotated[int, typer.Option(min=0, help="Steps from checkpoint to checkpoint.")] = 0,
     losses: Annotated[float, typer.Option(min=0, help="Ranks expected to be preempted.")] = 0.0,
     equal_shares: Annotated[
@@ -46,20 +49,21 @@ def predict(  # noqa: PLR0913 - the flags of the command
     """Predict seconds of models and devices not measured yet, from measurements of others.
 
     Of a table: each row, held out with its group, beside what was measured; rows without seconds
-    are only predicted.  Of a job: a micro-batch, a checkpoint, a start, and the time to finish.
+    are only predicted.  Of a job: a micro-batch, a checkpoint, a start, and the time and dollars
+    to finish.
     Tables and their columns are in docs/fleet_predict.md.  Step time of whole configurations of a
     transformer on clusters is what `penstock predict` estimates.
 
     Example: penstock fleet predict measured.csv
     """
     if what.endswith(".csv"):
-        _refuse(ranks=ranks, cap=cap, scales=scales, observed=observed, steps=steps)
+        _refuse(ranks=ranks, cap=cap, scales=scales, observed=observed, steps=steps, prices=prices)
         _of_table(Path(what), fit or [], as_json=as_json)
     else:
         from penstock.cli.fleet_predict_job import JobFlags, of_job
 
         asked = JobFlags(
-            ranks, tuple(cap or ()), scales, observed, steps, every, losses, equal_shares
+            ranks, tuple(cap or ()), scales, observed, steps, every, losses, equal_shares, prices
         )
         of_job(what, fit or [], asked, as_json=as_json)
 

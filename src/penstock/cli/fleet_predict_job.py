@@ -1,5 +1,6 @@
 """penstock fleet predict JOB: a job's seconds on devices, its cluster's speed, and its end."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -30,6 +31,7 @@ class JobFlags(NamedTuple):
     every: int
     losses: float
     equal_shares: bool
+    prices: str | None = None
 
 
 class _Of(NamedTuple):
@@ -43,13 +45,17 @@ class _Of(NamedTuple):
 
 
 class _OnCluster(NamedTuple):
-    """The job on a cluster: its speed, what was observed of it, and seconds to the end."""
+    """The job on a cluster: its speed, what was observed of it, and seconds to the end.
+
+    usd_h:  what all ranks together cost in an hour, where it is known
+    """
 
     speed: "ClusterSpeed"
     detected: "Detected | None"
     seconds: float | None
     low: float | None
     high: float | None
+    usd_h: float | None = None
 
 
 def of_job(what: str, fit: Sequence[Path], asked: JobFlags, *, as_json: bool) -> None:
@@ -61,12 +67,14 @@ def of_job(what: str, fit: Sequence[Path], asked: JobFlags, *, as_json: bool) ->
     from penstock.fleet.measurement import read_tables
 
     learned_from = read_tables(fit)
-    clustered = asked.cap or asked.scales or asked.observed or asked.steps
+    clustered = asked.cap or asked.scales or asked.observed or asked.steps or asked.prices
     if clustered and not asked.ranks:
         raise EstimateError(
-            "--cap, --scales, --observed and --steps are about a cluster",
+            "--cap, --scales, --observed, --steps and --prices are about a cluster",
             hint="give --ranks k80=4 too",
         )
+    if asked.prices and asked.steps is None:
+        raise EstimateError("--prices are of the whole run", hint="give --steps N too")
     ranks = {} if asked.ranks is None else _ranks(asked.ranks)
     found = _foreseen(_work(what), learned_from, ranks)
     run = _run(found, ranks, asked) if ranks else None
@@ -159,6 +167,18 @@ def _caps(texts: Sequence[str]) -> "dict[CapOf, float]":
     return found
 
 
+def _usd_h(text: str | None, ranks: Mapping[str, int]) -> float | None:
+    """Return what all ranks together cost in an hour; None where no price is given."""
+    if text is None:
+        return None
+    prices = dict(map(_pair, text.split(",")))
+    if not all(0 < price < math.inf for price in prices.values()) or set(prices) != set(ranks):
+        message = f'--prices is "{text}", not dollars an hour of {", ".join(ranks)}'
+        hint = f"write --prices {','.join(f'{name}=0.9' for name in ranks)}"
+        raise EstimateError(message, hint=hint)
+    return sum(prices[name] * count for name, count in ranks.items())
+
+
 def _pair(text: str) -> tuple[str, float]:
     """Return what stands before and after =; -1 for what is no number."""
     name, _, value = text.partition("=")
@@ -212,7 +232,7 @@ def _run(found: _Of, ranks: Mapping[str, int], asked: JobFlags) -> _OnCluster:
             saving, starting, (speed.steps_per_s, speed.high, speed.low), strict=True
         )
     )
-    return _OnCluster(speed, detected, middle, low, high)
+    return _OnCluster(speed, detected, middle, low, high, _usd_h(asked.prices, ranks))
 
 
 def _worst(found: "Mapping[str, Foreseen]") -> tuple[float, float, float]:
@@ -258,8 +278,17 @@ def _document(found: _Of, run: _OnCluster | None) -> dict[str, Json]:
             "seconds": run.seconds,
             "seconds_low": run.low,
             "seconds_high": run.high,
+            **_in_dollars(run),
         }
     return document
+
+
+def _in_dollars(run: _OnCluster) -> "dict[str, Json]":
+    """Return the dollars to the end and their interval, where prices are known."""
+    if run.usd_h is None:
+        return {}
+    ends = {"usd": run.seconds, "usd_low": run.low, "usd_high": run.high}
+    return {name: run.usd_h * (seconds or 0.0) / 3600 for name, seconds in ends.items()}
 
 
 def _show(found: _Of, run: _OnCluster | None) -> None:
@@ -303,3 +332,6 @@ def _show_run(run: _OnCluster) -> None:
     if run.seconds is not None and run.low is not None and run.high is not None:
         ends = f"{format_seconds(run.low)} .. {format_seconds(run.high)}"
         face.show(f"to the end: {format_seconds(run.seconds)} ({ends})")
+    if usd := _in_dollars(run):
+        ends = f"{usd['usd_low']:.2f} .. {usd['usd_high']:.2f}"
+        face.show(f"it costs {usd['usd']:.2f} dollars ({ends}), at {run.usd_h:.4g} an hour")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from penstock.fleet.replay import Ruler
     from penstock.fleet.work import FleetJob
 
+_POLICIES = "on_demand", "greedy", "uniform_progress", "look_ahead"
 JobFile = Annotated[Path, typer.Option("--job", metavar="TOML", help="Steps, speeds and starts.")]
 Deadline = Annotated[float, typer.Option(help="Hours until the job must be done.")]
 Futures = Annotated[int, typer.Option(min=0, help="Futures that are sampled; 0: the trace itself.")]
@@ -42,6 +43,10 @@ def replay(  # noqa: PLR0913 - one argument per flag
     futures: Futures = 0,
     seed: Seed = 0,
     prices: Prices = None,
+    history: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="TRACE", help="Fit policies on this one; may be repeated."),
+    ] = None,
     fitted: Annotated[bool, typer.Option("--fitted", help="Futures by laws of spells.")] = False,
     pool: PoolNames = None,
     report: ReportPage = None,
@@ -51,32 +56,63 @@ def replay(  # noqa: PLR0913 - one argument per flag
 
     On the trace as it is, or on futures that are sampled from it; beside the policies stands the
     cheapest that anyone who knew the future could have done.  Formats, formulas and policies are
-    in docs/fleet.md.
+    in docs/fleet.md.  What policies are fitted on is --history, else the trace itself.
 
     Example: penstock fleet replay spot.csv --job job.toml --deadline 30 --prices 3.06,0.92
     """
     from penstock.fleet.outcome import judged
+    from penstock.fleet.replay import check_deadline
     from penstock.fleet.work import read_job
 
     if report is not None:
         face.check_place(report)
     what = read_job(job)
+    check_deadline(3600 * deadline)
     there = market_of(traces, pool or (), prices, what)
-    tell(there)
+    past = market_of(history, pool or (), prices, what) if history else None
     sampled = futures_of(there, what, futures, seed, deadline, fitted=fitted)
-    names = policy or ["on_demand", "greedy", "uniform_progress", "look_ahead"]
-    rulers = rulers_of(names, there, what, deadline)
+    what = _saving(what, there if sampled[0] is not there else None, past, deadline)
+    rulers = rulers_of(policy or _POLICIES, there if past is None else past, what, deadline)
+    _tell_basis(there, rulers, is_own=past is None)
     with face.progress("replaying") as told:
         found = judged(sampled, what, rulers, deadline_s=3600 * deadline, told=told)
     if report is not None:
-        from penstock.fleet.pictures import page_of_replay
+        _save_page(sampled[0], what, found, report)
+    _show(found, as_json=as_json)
 
-        page_of_replay(sampled[0], what, found).save(report)
-        face.say(f"wrote {report}")
+
+def _show(found: "Outcomes", *, as_json: bool) -> None:
     if as_json:
         face.show_json(found.to_json())
     else:
         face.show(words(found))
+
+
+def _tell_basis(there: "Market", rulers: "Sequence[Ruler]", *, is_own: bool) -> None:
+    """Say what a reader should know of the traces, and of what policies are fitted on."""
+    tell(there)
+    if is_own and any(len(ruler.table) for ruler in rulers):
+        face.say("note: look_ahead is fitted on the same trace; --history TRACE has it on another")
+
+
+def _save_page(market: "Market", job: "FleetJob", found: "Outcomes", path: Path) -> None:
+    from penstock.fleet.pictures import page_of_replay
+
+    page_of_replay(market, job, found).save(path)
+    face.say(f"wrote {path}")
+
+
+def _saving(
+    job: "FleetJob", there: "Market | None", past: "Market | None", deadline: float
+) -> "FleetJob":
+    """Return a job that knows the seconds between its checkpoints, from its history.
+
+    there   what futures are sampled from; None: it is replayed itself, and tells how often to save
+    """
+    from penstock.fleet.losses import saving
+
+    history = past if past is not None else there
+    return job if history is None else saving(job, history, 3600 * deadline)
 
 
 def market_of(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from penstock.fleet.volatile import Bids, Descent, Growth
 
 _MOST_STEPS = 10_000
-_LONGER, _LARGER = 2, 8  # than with a fixed number of ranks: a growth that is searched
+_LONGER = 2  # than with a fixed number of ranks: a growth that is searched
 _VARIANCES = 1.1, 1.5, 2.0  # E[1/y] of two groups, beside that of all ranks
 
 
@@ -86,7 +86,7 @@ def volatile(  # noqa: PLR0913 - one argument per flag
 ) -> None:
     """Say what it costs that ranks come and go: variance, steps, and which bids are cheapest.
 
-    --descent and --target: the steps to an error, and the cheapest growth of the ranks.
+    --descent and --target: the steps to an error, and the cheapest growth to at most --ranks.
     --prices, --busy and --deadline: the best bid, and the best two.  docs/volatile.md has the
     formulas.
 
@@ -134,7 +134,7 @@ def _steps(descent: "Descent", target: float, ranks: int, survival: float) -> _S
             target,
             survival=survival,
             most_steps=min(_MOST_STEPS, _LONGER * max(1, steps)),
-            most_ranks=_LARGER * ranks,
+            most_ranks=ranks,
         )
     return _StepsToError(steps, descent.steps(target, 1.0 / ranks), growth)
 
@@ -171,7 +171,7 @@ def _words(found: _Volatility) -> str:
         f"a step with a rank takes {found.tries:.4g} tries",
     ]
     if found.descent is not None:
-        lines += _of_descent(found.descent)
+        lines += _of_descent(found.descent, found.ranks)
     if found.bids:
         head = "bids", "ranks", "dollars/h", "time", "cost", "E[1/y]"
         rows = [_row(name, bid) for name, bid in found.bids.items()]
@@ -179,10 +179,10 @@ def _words(found: _Volatility) -> str:
     return "\n".join(lines)
 
 
-def _of_descent(one: _StepsToError) -> list[str]:
+def _of_descent(one: _StepsToError, ranks: int) -> list[str]:
     said = f"{one.steps} steps to the error; {one.steps_if_all_stay} if all ranks stay"
     if one.growth is None:
-        return [said, f"no growth to {_LARGER} times the ranks reaches it in a run so long"]
+        return [said, f"no growth to {ranks} ranks reaches it in {_LONGER} times the steps"]
     return [
         said,
         f"cheapest: begin with {one.growth.first} ranks, times {one.growth.factor:.5g} a step: "

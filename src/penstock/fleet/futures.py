@@ -15,6 +15,7 @@ from penstock.fleet.lifetimes import LifeLaw, Lifetimes, by_hour, fits
 from penstock.fleet.market import DAY_S, HOUR_S, Floats, Market
 from penstock.fleet.spells import spells
 
+_MOST_S = 20 * 366 * DAY_S
 _MOST_ROUNDS = 10_000  # of a trace in a block
 _ORDERS = 4096  # after which lives come again
 
@@ -31,54 +32,141 @@ def resampled(
     Source:   the circular block bootstrap of Politis and Romano, 1992.
     Raises:   FleetError: no future, a length that is not above 0, or much too short a past.
     """
-    if count < 1 or not 0 < lasts_s < np.inf or not block_s > 0:
-        message = f"{count} futures of {lasts_s / HOUR_S:g} h in blocks of {block_s / HOUR_S:g} h"
-        raise FleetError(message, hint="give at least one, and lengths above 0")
-    if min(block_s, lasts_s) > _MOST_ROUNDS * market.until_s:
-        message = f"a trace of {market.until_s:g} s is too short for futures of it"
-        raise FleetError(
-            message, hint="give a longer trace; docs/fleet.md says how its times are read"
-        )
+    _check(market, count, lasts_s, block_s)
     random = np.random.default_rng(seed)
     for _ in range(count):
         yield _future(market, random, lasts_s, block_s)
 
 
+def _check(market: Market, count: int, lasts_s: float, block_s: float) -> None:
+    if count < 1 or not 0 < lasts_s <= _MOST_S or not block_s > 0:
+        message = f"{count} futures of {lasts_s / HOUR_S:g} h in blocks of {block_s / HOUR_S:g} h"
+        raise FleetError(message, hint="give at least one, and lengths above 0 and below 20 years")
+    rounds = min(block_s, lasts_s) / market.until_s
+    if rounds > _MOST_ROUNDS and len(market.times_s) > 1:
+        message = f"a trace of {market.until_s:g} s is too short for futures of it"
+        raise FleetError(
+            message, hint="give a longer trace; docs/fleet.md says how its times are read"
+        )
+
+
+def stretches(market: Market, count: int, *, seed: int, lasts_s: float) -> Iterator[Market]:
+    """Yield `count` stretches of the past as it was, as far apart as they can begin.
+
+    Each goes on with the first row after the last one.  What lasted long lasts as long again, which
+    short blocks break off.
+
+    Raises:   FleetError: as `resampled`.
+    """
+    _check(market, count, lasts_s, lasts_s)
+    random = np.random.default_rng(seed)
+    first = random.random()
+    for number in range(count):
+        start_s = (number + first) / count * market.until_s
+        yield _of_parts(market, [(start_s, lasts_s)], random)
+
+
+def coming(
+    market: Market, count: int, *, seed: int, lasts_s: float, machines: int
+) -> Iterator[Market]:
+    """Yield `count` futures that begin as the market is now, at its end.
+
+    Whether some pool has enough machines or none has, it stays so for as long as such spells of the
+    past that were longer than this one went on; one more that ends as soon in each second as they
+    did, and this one has not, is among them.  Then a stretch of the past follows that began as such
+    a spell ended; any, where none was seen to end.
+
+    Raises:   FleetError: as `resampled`.
+    """
+    _check(market, count, lasts_s, lasts_s)
+    random = np.random.default_rng(seed)
+    rests_s, ends_s = _rests(market, machines, count, random)
+    for rest_s, end_s in zip(rests_s.tolist(), ends_s.tolist(), strict=True):
+        stays_s = min(rest_s, lasts_s)
+        parts = [(float(market.times_s[-1]), 0.0)]
+        if stays_s < lasts_s:
+            parts.append((end_s, lasts_s - stays_s))
+        yield _of_parts(market, parts, random, first_s=stays_s)
+
+
+def _rests(
+    market: Market, machines: int, count: int, random: np.random.Generator
+) -> tuple[Floats, Floats]:
+    """Return for how long futures stay as now, and from which second of the past they go on."""
+    up = market.machines.max(axis=1) >= machines
+    begins = np.flatnonzero(np.concatenate([[True], up[1:] != up[:-1]]))
+    edges_s = np.append(market.times_s[begins], market.until_s)
+    lasts_s, alike = np.diff(edges_s), up[begins] == up[-1]
+    age_s, ended = float(lasts_s[-1]), np.flatnonzero(alike[:-1])
+    longer = lasts_s[ended][lasts_s[ended] > age_s] - age_s
+    mean_s = float(lasts_s[alike].sum()) / max(1, len(ended))
+    at = random.permutation(np.arange(count) % (len(longer) + 1))
+    drawn = random.exponential(mean_s, count)
+    rests_s = np.where(at < len(longer), np.append(longer, 0.0)[at], drawn)
+    if not len(ended):
+        return rests_s, (np.arange(count) + random.random()) / count * market.until_s
+    goes_on = edges_s[1:][ended][random.permutation(np.arange(count) % len(ended))]
+    return rests_s, goes_on
+
+
 def _future(market: Market, random: np.random.Generator, lasts_s: float, block_s: float) -> Market:
-    blocks = int(np.ceil(lasts_s / block_s))
-    times: list[Floats] = []
-    rows: list[np.ndarray] = []
-    begins: list[int] = []
-    for block in range(blocks):
+    parts: list[tuple[float, float]] = []
+    for block in range(int(np.ceil(lasts_s / block_s))):
         start_s = random.random() * market.until_s
         if market.until_s >= 3 * DAY_S:
             days = np.floor(market.until_s / DAY_S)
             start_s = (np.floor(start_s / DAY_S) % days) * DAY_S + (block * block_s) % DAY_S
-        at, row = _cut(market, start_s, min(block_s, lasts_s - block * block_s))
-        times.append(at + block * block_s)
+        parts.append((start_s, min(block_s, lasts_s - block * block_s)))
+    return _of_parts(market, parts, random)
+
+
+def _of_parts(
+    market: Market,
+    parts: Sequence[tuple[float, float]],
+    random: np.random.Generator,
+    *,
+    first_s: float = 0.0,
+) -> Market:
+    """Return stretches of the past one after the other: (its first second, its seconds).
+
+    first_s   for which the row of the first second holds, before the stretch; then it may last 0 s
+    """
+    times: list[Floats] = []
+    rows: list[np.ndarray] = []
+    begins: list[int] = []
+    done_s = 0.0
+    for number, (start_s, part_s) in enumerate(parts):
+        if number == 0 and first_s > 0:
+            at, row = np.zeros(1), np.array([market.row_at(start_s)])
+            part_s = first_s
+        else:
+            at, row = _cut(market, start_s, part_s)
+        times.append(at + done_s)
         rows.append(row)
         begins.append(len(row))
+        done_s += part_s
     row_of = np.concatenate(rows)
     machines = market.machines[row_of]
     gone = market.gone[row_of].copy()
     starts = np.cumsum([0, *begins[:-1]])
     before = np.vstack([machines[:1], machines[:-1]])
     were = np.where(np.isfinite(before), before, 0.0)
-    gone[starts] = np.maximum(0.0, were - np.minimum(machines, were))[starts]
-    usd_h = market.usd_h[row_of]
+    fewer = np.maximum(0.0, were - np.minimum(machines, were))
+    gone[starts] = fewer[starts]
+    gone = np.maximum(gone, fewer)  # also where the past goes round its end
     return replace(
         market,
         times_s=np.concatenate(times),
         machines=machines,
-        usd_h=usd_h,
+        usd_h=market.usd_h[row_of],
         gone=gone,
-        until_s=lasts_s,
+        until_s=done_s,
         notes=(),
-        lives_s=_lives_s(market, random),
+        lives_s=lives_of(market, random),
     )
 
 
-def _lives_s(market: Market, random: np.random.Generator) -> Floats:
+def lives_of(market: Market, random: np.random.Generator) -> Floats:
     """Return lives of the machines of each pool: [pool, order]; inf where no law ends them."""
     if not market.laws:
         return market.lives_s
@@ -89,6 +177,8 @@ def _lives_s(market: Market, random: np.random.Generator) -> Floats:
 
 def _cut(market: Market, start_s: float, lasts_s: float) -> tuple[Floats, np.ndarray]:
     """Return times from 0 and rows of a stretch that begins anywhere and goes round the end."""
+    if len(market.times_s) == 1:
+        return np.zeros(1), np.zeros(1, int)
     times: list[Floats] = []
     rows: list[np.ndarray] = []
     done_s = 0.0

@@ -30,8 +30,9 @@ SEEN: Any = types.void(_VECTOR, _TABLE, _VECTOR, _VECTOR, _TABLE)
 
 # What a policy sees of the job: view[...]
 (
-    NOW, DONE, WORK, DEADLINE, READY, READY_ON_DEMAND, SINCE, START, PAUSE, RISK, TICK, CLOCK, VIEW,
-) = range(13)  # fmt: skip
+    NOW, DONE, WORK, DEADLINE, READY, READY_ON_DEMAND, SINCE, START, PAUSE, RISK, TICK, CLOCK,
+    SAVE, EVERY, VIEW,
+) = range(15)  # fmt: skip
 # ... and of each pool: pools[pool, ...]
 OFFERED, USD, USD_ON_DEMAND, HELD, HELD_ON_DEMAND, POOL_VIEW = range(6)
 # What comes out: figures[...]
@@ -59,7 +60,10 @@ class Offers(NamedTuple):
 
 
 class JobRules(NamedTuple):
-    """What the job costs besides its steps; seconds, and steps for `work`."""
+    """What the job costs besides its steps; seconds, and steps for `work`.
+
+    every_s   between checkpoints; 0.0: each step is in one as soon as it is done
+    """
 
     work: float
     deadline_s: float
@@ -288,13 +292,19 @@ def play(  # long: one loop over events, whose state would else be handed about
     at: Floats = np.zeros(2)
     pools[:, USD_ON_DEMAND] = offers.usd_on_demand_h
     view[WORK], view[DEADLINE], view[START] = rules.work, rules.deadline_s, rules.start_s
-    view[PAUSE], view[RISK], view[TICK] = rules.restart_s, rules.risk_s, rules.tick_s
+    restart_s, reform_s = float(rules.restart_s), float(rules.reform_s)
+    view[PAUSE] = max(restart_s, reform_s)
+    view[RISK], view[TICK] = rules.risk_s, rules.tick_s
+    every_s: float = rules.every_s if rules.every_s > 0 else _NEVER
+    view[SAVE], view[EVERY] = rules.checkpoint_s, every_s
     row, members, must_load = 0, 0, False
-    done = 0.0
-    now = 0.0
-    safe, useful_safe = 0.0, 0.0
-    paused_s = 0.0
-    tick_s, ran_s, up_since_s = 0.0, 0.0, 0.0
+    done: float = 0.0
+    now: float = 0.0
+    safe: float = 0.0
+    useful_safe: float = 0.0
+    paused_s: float = 0.0
+    tick_s: float = 0.0
+    ran_s, up_since_s = 0.0, 0.0
     was_up = _some_pool(offers, 0, rules.need)
     while True:
         is_up = _some_pool(offers, row, rules.need)
@@ -303,6 +313,9 @@ def play(  # long: one loop over events, whose state would else be handed about
         taken, notice_s = _take(held, offers, row, now)
         if taken:
             figures[PREEMPTIONS] += taken
+            if rules.every_s == 0:
+                safe = max(safe, float(math.floor(done + 1e-9)))
+                useful_safe = figures[USEFUL_S]
             if notice_s >= rules.checkpoint_s and notice_s > 0:
                 safe, useful_safe, ran_s = done, figures[USEFUL_S], 0.0
             elif rules.has_copies > 0 and _ready(held, now) > 0:
@@ -323,9 +336,9 @@ def play(  # long: one loop over events, whose state would else be handed about
             if ready == 0:
                 safe, useful_safe, must_load = done, figures[USEFUL_S], done > 0
             elif must_load:
-                paused_s, must_load = max(paused_s, now + rules.restart_s), False
+                paused_s, must_load = max(paused_s, now + restart_s), False  # pyright: ignore
             elif members > 0:
-                paused_s = max(paused_s, now + rules.reform_s)
+                paused_s = max(paused_s, now + reform_s)  # pyright: ignore
         members = ready
         rate = float(speed[min(ready, top)]) if now >= paused_s else 0.0
         spot, sure = _paid_usd_s(held, offers, row, 0), _paid_usd_s(held, offers, row, 1)
@@ -340,7 +353,7 @@ def play(  # long: one loop over events, whose state would else be handed about
         if paused_s > now:
             until = min(until, paused_s)
         if rate > 0:
-            until = min(until, now + rules.every_s - ran_s)
+            until = min(until, now + every_s - ran_s)
             end_s = now + (rules.work - done) / rate
             done = rules.work if end_s <= until else done + rate * (until - now)
             until = min(until, end_s)
@@ -352,7 +365,7 @@ def play(  # long: one loop over events, whose state would else be handed about
         now = until
         if done >= rules.work or now >= rules.limit_s:
             break
-        if ran_s >= rules.every_s - _INSTANT_S:
+        if ran_s >= every_s - _INSTANT_S:
             figures[CHECKPOINTS] += 1
             safe, useful_safe, ran_s = done, figures[USEFUL_S], 0.0
             paused_s = now + rules.checkpoint_s

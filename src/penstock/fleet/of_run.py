@@ -3,7 +3,7 @@
 Ranks are machines.  A rank is useful from the generation on in which it is, so `start_s` is 0; what
 changes cost is the mean of agreeing and getting ready; a step on n ranks takes what steps of
 generations of n ranks took in the mean, those that write a checkpoint included, and without the
-first of each generation.
+first of each generation.  The last generation ends with the last step that was written.
 
 Ignores:  that the first step of a generation takes longer than others; steps that were done again.
 """
@@ -11,7 +11,7 @@ Ignores:  that the first step of a generation takes longer than others; steps th
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
@@ -67,9 +67,7 @@ class RankChange(NamedTuple):
 
 
 class RunRecord(NamedTuple):
-    """What a run was: a job of `job.steps` steps, who was there, and the seconds until the last
-    generation began, when as many steps were done.
-    """
+    """What a run was: a job of `job.steps` steps, who was there, and the seconds of all of it."""
 
     job: FleetJob
     trace: tuple[RankChange, ...]
@@ -176,25 +174,26 @@ def recorded(folder: Path, first_s: float = float("inf")) -> RunRecord:
 
     first_s:  of generations that began later the speeds and pauses are not looked at: what is
               replayed of them is a prediction.
-    Raises:   FleetError: there is no such run; it had one generation only; a file is damaged.
+    Raises:   FleetError: there is no such run, or no generation of it; a file is damaged.
     """
-    changes = _changes(folder)
-    if len(changes) < 2:
-        hint = "a run is compared from one generation to another: kill a rank, or let one join"
-        raise FleetError(f"{folder} holds a run of {len(changes)} generations", hint=hint)
+    changes, took = _changes(folder), _seconds(folder)
+    if not changes:
+        raise FleetError(f"{folder} holds a run of 0 generations", hint=_HINT)
     start, last = changes[0].time, changes[-1]
+    ends = max([last.step, *(step + 1 for step in took)])
     known = [one for one in changes if one.time - start <= first_s]
     pauses = [one.agreed_s + one.ready_s for one in known[1:]]
     job = FleetJob(
-        steps=last.step - changes[0].step,
-        speeds=_speeds(_seconds(folder), changes, len(known)),
+        steps=ends - changes[0].step,
+        speeds=_speeds(took, [*changes, replace(last, step=ends)], len(known)),
         start_s=0.0,
         reform_s=sum(pauses) / len(pauses) if pauses else 0.0,
         restart_s=0.0,
         checkpoint_s=0.0,
         has_copies=True,
     )
-    return RunRecord(job, tuple(_trace(changes)), last.time - start)
+    last_s = sum(took.get(step, 0.0) for step in range(last.step, ends))
+    return RunRecord(job, tuple(_trace(changes)), last.time - start + last_s)
 
 
 def _changes(folder: Path) -> list[_EventRow]:

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from penstock.fleet.advise import Advice, Advised
+from penstock.fleet.advise import Advice
+from penstock.fleet.choices import Advised
 from penstock.fleet.kernel import Floats
 from penstock.fleet.market import HOUR_S, Market
 from penstock.fleet.outcome import Outcomes, PolicyRow
@@ -53,7 +54,7 @@ def page_of_advice(found: Advice, deadline_h: float, budget_usd: float) -> Repor
     said = f"{one.policy} on {one.machines} machines of {', '.join(one.pools)}: {found.reasons[0]}."
     sure = f"{100 * one.in_time:.0f} %"
     cards = (
-        card("Dollars, on average", f"{one.mean_usd:.2f}", f"best with hindsight {_usd(found)}"),
+        card("Dollars, on average", f"{one.mean_usd:.2f}", _ends(found)),
         card("Hours, 9 in 10 within", f"{one.late_h:.2f}", f"deadline {deadline_h:g}"),
         card("In time", sure, "of the futures"),
         card("Useful", f"{100 * one.useful:.0f} %", "of the machine time paid"),
@@ -77,8 +78,9 @@ def page_of_advice(found: Advice, deadline_h: float, budget_usd: float) -> Repor
     return Report(document("Which machines to take when", said, parts), said)
 
 
-def _usd(found: Advice) -> str:
-    return f"{found.best_usd:.2f}" if found.best_usd < math.inf else "unknown"
+def _ends(found: Advice) -> str:
+    """Return between which dollars it is; the reasons say what hindsight would save."""
+    return f"8 times in 10 {found.promise.low_usd:.2f} .. {found.promise.high_usd:.2f}"
 
 
 def _card_of(row: PolicyRow) -> Markup:
@@ -104,7 +106,7 @@ def _dollars(named: Sequence[tuple[str, Floats]]) -> Markup:
         share = 100 * np.arange(1, len(usd) + 1) / len(usd)
         xs = np.concatenate([ordered[:1], ordered])
         curves.append(Curve(name, f"k{at}", xs, np.concatenate([[0.0], share]), stepped=True))
-    x, y = Axis("dollars", PLAIN), Axis("", PLAIN, 0.0, 105.0)
+    x, y = Axis("dollars", PLAIN, unit="usd"), Axis("", PLAIN, 0.0, 105.0, "%")
     return _figure("Share of futures, in %, that cost at most so many dollars", curves, (), x, y)
 
 
@@ -120,7 +122,7 @@ def _progress(named: Sequence[tuple[str, Replayed]], job: FleetJob, deadline_h: 
         for at, (name, run) in enumerate(named[:_COLOURS])
     ]
     pace = Curve("steady pace", "predicted", np.array([0.0, deadline_h]), np.array([0.0, 100.0]))
-    x, y = Axis("hours", PLAIN, 0.0), Axis("", PLAIN, 0.0, 105.0)
+    x, y = Axis("hours", PLAIN, 0.0, unit="h"), Axis("", PLAIN, 0.0, 105.0, "%")
     title = "Steps done, in %, over hours, of the first future"
     return _figure(title, [*curves, pace], (), x, y)
 
@@ -146,7 +148,7 @@ def _machines(named: Sequence[tuple[str, Replayed]], market: Market, deadline_h:
         for at, pool in enumerate(market.pools[:_COLOURS])
     ]
     sure = Level("on demand", "cap", min(pool.usd_h for pool in market.pools))
-    x, y = Axis("hours", PLAIN, 0.0), Axis("", PLAIN, 0.0)
+    x, y = Axis("hours", PLAIN, 0.0, unit="h"), Axis("", PLAIN, 0.0, unit="usd/h")
     title = "Dollars per hour of a preemptible machine, over hours"
     pictures.append(_figure(title, prices, [sure], x, y))
     return _charts("Machines and price", "", *pictures)
@@ -162,7 +164,7 @@ def _held(name: str, run: Replayed, market: Market, end_h: float) -> Markup:
         Curve("preemptible", "k0", hours, _last_twice(run.timeline[:, 1]), stepped=True),
         Curve("on demand", "k1", hours, _last_twice(run.timeline[:, 2]), stepped=True),
     ]
-    x, y = Axis("hours", PLAIN, 0.0, end_h), Axis("", PLAIN, 0.0)
+    x, y = Axis("hours", PLAIN, 0.0, end_h, "h"), Axis("", PLAIN, 0.0)
     return _figure(f"{name}: machines over hours", curves, (), x, y)
 
 
@@ -179,7 +181,7 @@ def _front(found: Advice, deadline_h: float) -> Markup:
         Curve("chosen", "dots chosen", *_dots([found.choice])),
     ]
     levels = [Level("deadline", "cap", deadline_h)]
-    x, y = Axis("dollars", PLAIN, 0.0), Axis("", PLAIN, 0.0)
+    x, y = Axis("dollars", PLAIN, 0.0, unit="usd"), Axis("", PLAIN, 0.0, unit="h")
     title = "Hours of 9 in 10 futures, over mean dollars"
     return _figure(title, curves, levels, x, y)
 

@@ -16,6 +16,7 @@ import numpy as np
 from penstock.fleet.kernel import (
     DEADLINE,
     DONE,
+    EVERY,
     HELD,
     HELD_ON_DEMAND,
     NOW,
@@ -24,6 +25,7 @@ from penstock.fleet.kernel import (
     READY,
     READY_ON_DEMAND,
     RISK,
+    SAVE,
     START,
     TICK,
     USD,
@@ -47,15 +49,21 @@ def cheapest(pools: Floats, column: int) -> int:
 
 
 @compiled
-def _left_s(view: Floats, speed: Floats, machines: float) -> float:
-    """Return the seconds that the rest takes with so many machines."""
-    return (view[WORK] - view[DONE]) / max(speed[min(int(machines), len(speed) - 1)], 1e-300)
+def left_s(view: Floats, speed: Floats, machines: float) -> float:
+    """Return the seconds that the rest takes with so many machines, its checkpoints included.
+
+    As many checkpoints as there may be: one more than the seconds of work over those between two.
+    """
+    works_s = (view[WORK] - view[DONE]) / max(speed[min(int(machines), len(speed) - 1)], 1e-300)
+    if view[EVERY] == np.inf:
+        return works_s
+    return works_s + view[SAVE] * (works_s / view[EVERY] + 1)
 
 
 @compiled
-def _slack_s(view: Floats, speed: Floats, machines: float) -> float:
+def slack_s(view: Floats, speed: Floats, machines: float) -> float:
     """Return the seconds to spare before the deadline if the rest begins on demand now."""
-    needs = view[START] + view[PAUSE] + view[RISK] + _left_s(view, speed, machines)
+    needs = view[START] + view[PAUSE] + view[RISK] + left_s(view, speed, machines)
     return view[DEADLINE] - view[NOW] - needs
 
 
@@ -66,7 +74,7 @@ def is_late(view: Floats, speed: Floats, machines: float) -> bool:
     Slack does not shrink while all machines work, and a loss is seen when it comes.
     """
     margin = 0.0 if view[READY] >= machines else view[TICK]
-    return _slack_s(view, speed, machines) < margin - _EPS
+    return slack_s(view, speed, machines) < margin - _EPS
 
 
 @compiled
@@ -135,7 +143,7 @@ def uniform_progress(
     pace = view[NOW] * view[WORK] / view[DEADLINE]
     ahead = view[DONE] - pace
     room = 2 * (view[START] + view[PAUSE]) * speed[min(int(args[0]), len(speed) - 1)]
-    late = _slack_s(view, speed, args[0]) < 2 * (view[START] + view[PAUSE]) + view[TICK]
+    late = slack_s(view, speed, args[0]) < 2 * (view[START] + view[PAUSE]) + view[TICK]
     wanted[:] = 0.0
     waits = (held > 0 and (late or ahead < room)) or is_late(view, speed, args[0])
     if waits or (not want_spot(view, pools, args[0], wanted) and ahead < 0):
@@ -218,8 +226,12 @@ def auto_scaling(view: Floats, pools: Floats, speed: Floats, args: Floats, wante
     Source:  "Scalable, Distributed AI Frameworks", arXiv:2304.13738 (rules on a target throughput).
     """
     wanted[:] = 0.0
-    left_s = view[DEADLINE] - view[NOW] - view[START] - view[PAUSE] - view[RISK] - view[TICK]
-    pace = (view[WORK] - view[DONE]) / max(left_s, 1e-9)
+    time_s = view[DEADLINE] - view[NOW] - view[START] - view[PAUSE] - view[RISK] - view[TICK]
+    work = view[WORK] - view[DONE]
+    if view[EVERY] < np.inf:
+        time_s -= view[SAVE]
+        work *= 1 + view[SAVE] / view[EVERY]
+    pace = work / max(time_s, 1e-9)
     machines, have = args[0], pools[:, HELD].sum() + pools[:, HELD_ON_DEMAND].sum()
     for count in range(len(speed) - 1, 0, -1):
         if speed[count] >= (1 + args[1]) * pace and speed[count] > speed[count - 1]:

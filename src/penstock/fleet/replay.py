@@ -15,10 +15,12 @@ from numba.core.dispatcher import Dispatcher
 from penstock.errors import FleetError
 from penstock.fleet import kernel
 from penstock.fleet.kernel import Floats, JobRules, Offers, Policy, play, player
-from penstock.fleet.market import HOUR_S, Market
-from penstock.fleet.work import FleetJob, young_daly_s
+from penstock.fleet.losses import every_s_of, is_warned
+from penstock.fleet.market import DAY_S, HOUR_S, Market
+from penstock.fleet.work import FleetJob
 
 _MOST_ROWS = 20_000  # of a timeline
+_MOST_DEADLINE_S = 3653 * DAY_S
 _LONGEST = 5.0  # times the deadline, after which a replay ends
 
 
@@ -73,10 +75,9 @@ def replay(
     After the market's end its last row holds.
 
     tick_s    at least so often a policy is asked
-    Raises:   FleetError: a market without prices; a deadline that is not above 0.
+    Raises:   FleetError: a market without prices; a deadline that cannot be.
     """
-    if not 0 < deadline_s < math.inf:
-        raise FleetError(f"a deadline of {deadline_s / HOUR_S:g} h", hint="give more than 0 hours")
+    check_deadline(deadline_s)
     offers = offers_of(market)
     rules, args = rules_of(market, job, deadline_s, tick_s), args_of(ruler, job)
     rows = np.zeros((_MOST_ROWS if with_timeline else 0, kernel.TIMELINE))
@@ -84,6 +85,17 @@ def replay(
     run = player() if is_compiled else play
     figures = run(ruler.policy, args, offers, rules, job.table(), rows)
     return _replayed(figures, rows, job)
+
+
+def check_deadline(deadline_s: float) -> None:
+    """Check that there is some time until a deadline, and no more than ten years.
+
+    Raises:   FleetError: there is none, or more.
+    """
+    if not 0 < deadline_s <= _MOST_DEADLINE_S:
+        hours = _MOST_DEADLINE_S / HOUR_S
+        message = f"a deadline of {deadline_s / HOUR_S:g} h"
+        raise FleetError(message, hint=f"give more than 0 hours, at most {hours:g}")
 
 
 def replay_all(
@@ -143,20 +155,6 @@ def _plain(table: Floats) -> Floats:
     return np.ascontiguousarray(table, np.float64)
 
 
-def mean_life_s(market: Market, machines: int) -> float:
-    """Return the mean seconds between losses of one of so many machines; inf if none is lost.
-
-    A pool loses g of its b machines: of `machines` in it, machines * g / b.
-    """
-    before = np.vstack([market.machines[:1], market.machines[:-1]])
-    with np.errstate(invalid="ignore", divide="ignore"):
-        shares = np.where(before > 0, market.gone / before, 0.0)
-    found = float(shares.sum(axis=0).max()) * machines / market.until_s
-    if market.lives_s.size:
-        found += machines / float(market.lives_s.mean(axis=1).min())
-    return 1 / found if found > 0 else math.inf
-
-
 def args_of(ruler: Ruler, job: FleetJob) -> Floats:
     """Return the arguments of a policy besides its view: machines, its numbers, its table."""
     head = np.array([float(job.size), *ruler.args])
@@ -165,12 +163,10 @@ def args_of(ruler: Ruler, job: FleetJob) -> Floats:
 
 def rules_of(market: Market, job: FleetJob, deadline_s: float, tick_s: float) -> JobRules:
     """Return the costs of a job besides its steps, on a market."""
-    warned = all(p.notice_s > 0 and p.notice_s >= job.checkpoint_s for p in market.pools)
-    every_s = job.every_s
-    if every_s is None:
-        safe = warned or job.has_copies
-        life_s = math.inf if safe else mean_life_s(market, job.size)
-        every_s = max(young_daly_s(job.checkpoint_s, life_s), job.checkpoint_s)
+    every_s, risk_s = every_s_of(market, job, deadline_s), 0.0
+    if not is_warned(market, job):  # the step under way, and all since a checkpoint
+        risk_s = 1 / float(job.table()[-1])
+        risk_s += every_s + job.checkpoint_s if every_s < math.inf else 0.0
     rules = (
         job.steps,
         deadline_s,
@@ -180,8 +176,8 @@ def rules_of(market: Market, job: FleetJob, deadline_s: float, tick_s: float) ->
         job.reform_s,
         job.restart_s,
         job.checkpoint_s,
-        max(every_s, 1e-3),
-        0.0 if warned else (every_s + job.checkpoint_s if every_s < math.inf else 0.0),
+        every_s,
+        risk_s,
         job.has_copies,
         job.size,
     )

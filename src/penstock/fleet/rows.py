@@ -28,7 +28,7 @@ class RowError(FleetError):
         self.line = line
 
 
-_MOST = 1e15  # a number that is larger is a fault, and breaks sums
+MOST = 1e15  # a number that is larger is a fault, and breaks sums
 FORMAT = "docs/fleet.md has the format of a trace"
 
 
@@ -65,7 +65,7 @@ class CellRows:
         checks = (
             (~np.isfinite(found), "not a number"),
             (found < least, f"below {least:g}"),
-            (np.abs(found) > _MOST, f"beyond {_MOST:g}"),
+            (np.abs(found) > MOST, f"beyond {MOST:g}"),
         )
         for wrong, why in checks:
             if wrong.any():

@@ -7,7 +7,7 @@ import numpy as np
 
 from penstock.errors import FleetError
 from penstock.fleet import policies
-from penstock.fleet.futures import resampled
+from penstock.fleet.futures import stretches
 from penstock.fleet.kernel import Floats, Policy
 from penstock.fleet.liveput import liveput_of
 from penstock.fleet.look_ahead import expecting, look_ahead
@@ -26,7 +26,7 @@ _PLAIN: tuple[tuple[Policy, tuple[str, ...]], ...] = (
     (policies.bidding, ("machines in the first group", "its bid", "bid of the others")),
 )
 _FITTED: dict[str, Policy] = {"look_ahead": expecting, "liveput": policies.liveput}
-_OWN, _OWN_SEED = 200, 2**31  # futures that policies are fitted on: not those they are judged by
+_OWN, _OWN_SEED = 60, 2**31  # futures that policies are fitted on: not those they are judged by
 NAMES = (*(policy.__name__ for policy, _ in _PLAIN), *_FITTED)
 
 
@@ -39,7 +39,7 @@ class PolicyBasis(NamedTuple):
 
 def basis_of(market: Market, deadline_s: float) -> PolicyBasis:
     """Return the futures, drawn from a trace, that policies are fitted on."""
-    own = resampled(market, _OWN, seed=_OWN_SEED, lasts_s=deadline_s)
+    own = stretches(market, _OWN, seed=_OWN_SEED, lasts_s=deadline_s)
     return PolicyBasis([*own], deadline_s)
 
 
@@ -72,8 +72,7 @@ def ruler_of(text: str, job: FleetJob, basis: PolicyBasis, read: Callable[[str],
 def _fitted(name: str, job: FleetJob, basis: PolicyBasis) -> Ruler:
     if name == "liveput":
         return liveput_of(basis.futures, job)
-    slot_s = max(60.0, job.start_s + job.restart_s)
-    return look_ahead(basis.futures, job, deadline_s=basis.deadline_s, slot_s=slot_s)
+    return look_ahead(basis.futures, job, deadline_s=basis.deadline_s)
 
 
 def table_of(ruler: Ruler) -> Floats:

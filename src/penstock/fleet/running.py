@@ -4,6 +4,7 @@ The functions are those that a replay asks (policies.py), and they see the same;
 the run's own, steps are those that were done, and machines those that are there.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -15,6 +16,7 @@ from penstock.fleet.kernel import (
     CLOCK,
     DEADLINE,
     DONE,
+    EVERY,
     HELD,
     HELD_ON_DEMAND,
     NOW,
@@ -24,6 +26,7 @@ from penstock.fleet.kernel import (
     READY,
     READY_ON_DEMAND,
     RISK,
+    SAVE,
     SINCE,
     START,
     TICK,
@@ -112,7 +115,8 @@ def wants(ruler: Ruler, job: FleetJob, market: Market, stands: Standing, aim: Ru
     view, pools = np.zeros(VIEW), np.zeros((len(market.pools), POOL_VIEW))
     view[NOW], view[DONE], view[WORK] = stands.now_s, stands.done, rules.work
     view[DEADLINE], view[START], view[TICK] = rules.deadline_s, rules.start_s, rules.tick_s
-    view[PAUSE], view[RISK] = rules.restart_s, rules.risk_s
+    view[PAUSE], view[RISK] = max(rules.restart_s, rules.reform_s), rules.risk_s
+    view[SAVE], view[EVERY] = rules.checkpoint_s, rules.every_s or math.inf
     view[READY], view[READY_ON_DEMAND] = stands.ready.sum(), stands.ready[:, 1].sum()
     view[CLOCK] = (market.starts_s + at_s) % DAY_S
     view[SINCE] = at_s - _since_s(market, row, rules.need)

@@ -6,6 +6,7 @@ time_ms,add|remove,machine                   the same without a header
 date,time,count  and  time,count             counts without a header
 date,instance,region,ondemand_usd_h,...      changes of price
 [time_ms, "add", {"nodes": [...]}]           one JSON list a line
+{"metadata": {"gap_seconds": 300}, "data": [...]}   counts at equal gaps (samples.py)
 """
 
 import json
@@ -20,6 +21,7 @@ from penstock.files import read_bytes
 from penstock.fleet.lifetimes import endless
 from penstock.fleet.market import DAY_S, HOUR_S, Floats, Market, MarketPool, only
 from penstock.fleet.rows import FORMAT, CellRows, RowError, begin_of_file, read_cells
+from penstock.fleet.samples import read_samples
 
 UNITS_S = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _POOL = ("pool", "instance", "machine_type", "zone", "region")
@@ -65,7 +67,10 @@ def read_market(
         raise FleetError(f"there is no unit of time {unit!r}", hint="use ms, s, min, h or d")
     notes: list[str] = []
     first = read_bytes(path, FleetError, "trace")[:1]
-    if first in (b"[", b"{"):
+    if first == b"{":
+        sampled = read_samples(path)
+        return only(sampled, pools) if pools else sampled
+    if first == b"[":
         long = _of_json_lines(path, unit, lines)
     else:
         header, rows = read_cells(path, lines)
@@ -207,16 +212,33 @@ def _market(long: _Long, wanted: tuple[str, ...], path: Path, notes: list[str]) 
         message = f"{path} has {len(times_s)} times of {len(kinds)} pools"
         raise FleetError(message, hint="choose some of them with --pool")
     cells = _Cells(len(times_s), len(kinds), at, which[order], order)
-    last_s = float(np.median(np.diff(times_s))) if len(times_s) > 1 else HOUR_S
+    offered = _offered(long, cells)
     return Market(
         tuple(MarketPool(name, _last(long, which, k)) for name, k in places.items()),
         times_s,
-        *_offered(long, cells),
-        until_s=float(times_s[-1]) + max(1.0, last_s),
+        *offered,
+        until_s=float(times_s[-1]) + _last_s(times_s, offered),
         starts_s=begins_s % DAY_S if begins_s > 1000 * DAY_S else 0.0,
         notes=tuple(notes),
         begins_s=begins_s,
     )
+
+
+def _last_s(times_s: Floats, offered: tuple[Floats, ...]) -> float:
+    """Return for how long the last row holds.
+
+    Of samples, most of them equally far apart, as long as the others; of a log of changes, which
+    tells of no time after its last row, a second.  So do two rows that say the same: the last one
+    is there to tell the end.
+    """
+    gaps = np.diff(times_s)
+    if not len(gaps):
+        return HOUR_S
+    gap = float(np.median(gaps))
+    is_sampled = np.mean(np.abs(gaps - gap) <= 0.01 * gap) > 0.5
+    if len(gaps) == 1 and all(np.array_equal(*table[-2:], equal_nan=True) for table in offered):
+        is_sampled = False
+    return max(1.0, gap) if is_sampled else 1.0
 
 
 class _Cells(NamedTuple):

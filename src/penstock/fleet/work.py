@@ -18,6 +18,7 @@ from penstock.fleet.kernel import MOST_HELD, Floats
 from penstock.typed import MisfitError, damage, typed
 
 _HINT = "docs/fleet.md has the fields of a job"
+_MOST_S = 1e10  # three centuries: what takes longer is a number mistyped
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +33,9 @@ class Speed:
         if not 1 <= self.machines <= MOST_HELD:
             message = f"a speed on {self.machines} machines"
             raise FleetError(message, hint=f"give 1 to {MOST_HELD} machines")
-        if not 0 < self.steps_per_s < math.inf:
-            message = f"{self.steps_per_s} steps/s on {self.machines} machines"
-            raise FleetError(message, hint="a speed is above 0")
+        if not 1 / _MOST_S <= self.steps_per_s <= _MOST_S:
+            message = f"{self.steps_per_s:g} steps/s on {self.machines} machines"
+            raise FleetError(message, hint=f"give {1 / _MOST_S:g} to {_MOST_S:g} steps/s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,18 +77,26 @@ class FleetJob:
             raise FleetError("a job without a speed", hint="give steps per second on n machines")
         for name in ("start_s", "reform_s", "restart_s", "checkpoint_s", "notice_s", "noise_batch"):
             value: float = getattr(self, name)
-            if not 0 <= value < math.inf:
-                raise FleetError(f"{name} of the job is {value}", hint="give 0 or more")
+            if not 0 <= value <= _MOST_S:
+                message = f"{name} of the job is {value:g}"
+                raise FleetError(message, hint=f"give 0 to {_MOST_S:g}")
         if self.every_s is not None and not self.every_s > 0:
             raise FleetError(f"every_s of the job is {self.every_s}", hint="give more than 0")
-        if not self.batch > 0:
-            raise FleetError(f"batch of the job is {self.batch}", hint="give more than 0")
+        if not 0 < self.batch <= _MOST_S:
+            message = f"batch of the job is {self.batch:g}"
+            raise FleetError(message, hint=f"give more than 0, at most {_MOST_S:g}")
         counts = [speed.machines for speed in self.speeds]
         if len(set(counts)) < len(counts):
             raise FleetError("two speeds on as many machines", hint="give one for each number")
         if self.machines < 0 or (self.machines and self.machines < min(counts)):
             message = f"a job on {self.machines} machines; the least with a speed is {min(counts)}"
             raise FleetError(message, hint="ask for more machines, or give their speed")
+        if self.machines > MOST_HELD:
+            raise FleetError(f"a job on {self.machines} machines", hint=f"{MOST_HELD} at most")
+        fastest = max(speed.steps_per_s for speed in self.speeds)
+        if self.steps / fastest > _MOST_S:
+            message = f"{self.steps:g} steps at {fastest:g} steps/s take {self.steps / fastest:g} s"
+            raise FleetError(message, hint=f"give a job of {_MOST_S:g} s at most")
 
     @property
     def size(self) -> int:

@@ -36,12 +36,16 @@ class Level(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """What an axis shows, how its values are written, and the range it must cover."""
+    """What an axis shows, how its values are written, and the range it must cover.
+
+    unit   stands behind each number on it
+    """
 
     name: str
     format: Format
     low: float = np.inf
     high: float = -np.inf
+    unit: str = ""
 
 
 class Frame(NamedTuple):
@@ -128,7 +132,10 @@ def _axes(frame: Frame, x: Axis, y: Axis) -> Iterator[Markup]:
 
 
 def _texts(values: Sequence[float], axis: Axis) -> tuple[str, ...]:
-    return time_labels(values) if axis.format is SECONDS else tuple(map(axis.format.text, values))
+    if axis.format is SECONDS:
+        return time_labels(values)
+    unit = f" {axis.unit}" if axis.unit else ""
+    return tuple(f"{axis.format.text(value)}{unit}" for value in values)
 
 
 def _curve(curve: Curve, frame: Frame) -> Markup:

@@ -65,13 +65,18 @@ class GoalWatch:
         return f"the mean loss of the newest {_WINDOW * self.own} micro-batches"
 
     def hear(self, row: Row, micro_batches: int) -> None:
-        """Take the row of a step of so many of the job's micro-batches."""
+        """Take the row of a step of so many of the job's micro-batches.
+
+        Once the goal is reached the value stays: steps that end a run later are no part of it.
+        """
+        if self.is_reached:
+            return
         if self.by == "validation":
             if (loss := row.get("val_loss")) is not None:
                 self.value, self.val_s = float(loss), float(row.get("val_seconds") or 0.0)
         elif (loss := row.get("loss")) is not None:
             self._take(float(loss), micro_batches)
-        if self.value is not None and self.value <= self.goal.loss and not self.is_reached:
+        if self.value is not None and self.value <= self.goal.loss:
             self.is_reached = True
             self.asks()
 
