@@ -17,7 +17,7 @@ from penstock.fleet.losses import saving
 from penstock.fleet.market import HOUR_S, Market, only
 from penstock.fleet.outcome import bound_of
 from penstock.fleet.promise import Promise, promise_of
-from penstock.fleet.reasons import Tried, reasons_of
+from penstock.fleet.reasons import TriedChoices, reasons_of
 from penstock.fleet.replay import Replayed, Ruler, check_deadline, replay, replay_all
 from penstock.fleet.rulers import basis_of, ruler_of
 from penstock.fleet.work import FleetJob
@@ -71,7 +71,7 @@ def advise(
     best = [bound_of(f, choice.job, deadline_s=lasts_s).usd for f in those]
     best_usd = float(np.mean(best))
     promise = promise_of(choice.usd, past, choice.job, lasts_s)
-    reasons = reasons_of(Tried(choice, front, tuple(tried), those), aim, best_usd, promise)
+    reasons = reasons_of(TriedChoices(choice, front, tuple(tried), those), aim, best_usd, promise)
     return Advice(choice, front, tuple(tried), reasons, best_usd, first, promise)
 
 

@@ -14,7 +14,7 @@ _MOST_NAMED = 3  # of the choices that fail for one reason
 _BAD = 0.1  # of the futures: bad days
 
 
-class Tried(NamedTuple):
+class TriedChoices(NamedTuple):
     """A choice, the front, all that was tried, and the futures of the choice."""
 
     choice: Advised
@@ -23,7 +23,7 @@ class Tried(NamedTuple):
     futures: Sequence[Market]
 
 
-def reasons_of(tried: Tried, aim: Aim, best_usd: float, promise: Promise) -> tuple[str, ...]:
+def reasons_of(tried: TriedChoices, aim: Aim, best_usd: float, promise: Promise) -> tuple[str, ...]:
     """Return why, in sentences: what was asked for, what it may cost, why others are not taken."""
     parts = (
         _asked(tried, aim),
@@ -37,7 +37,7 @@ def reasons_of(tried: Tried, aim: Aim, best_usd: float, promise: Promise) -> tup
     return tuple(sentence for part in parts for sentence in part)
 
 
-def _asked(tried: Tried, aim: Aim) -> Iterator[str]:
+def _asked(tried: TriedChoices, aim: Aim) -> Iterator[str]:
     asked = f"in time ({aim.deadline_h:g} h)"
     if aim.budget_usd < math.inf:
         asked += f" and in the budget ({aim.budget_usd:g} dollars)"
@@ -56,7 +56,7 @@ def _promised(promise: Promise) -> Iterator[str]:
     yield f"it costs {promise.mean_usd:.2f} on average, {ends}; {long}"
 
 
-def _bad_days(tried: Tried, aim: Aim) -> Iterator[str]:
+def _bad_days(tried: TriedChoices, aim: Aim) -> Iterator[str]:
     """Yield what the dearest tenth of the futures cost, and how often machines were there."""
     one = tried.choice
     order = np.argsort(one.usd)
@@ -72,7 +72,7 @@ def _bad_days(tried: Tried, aim: Aim) -> Iterator[str]:
     yield f"{days}: {one.machines} preemptible machines are there {share}"
 
 
-def _failed(tried: Tried, aim: Aim) -> Iterator[str]:
+def _failed(tried: TriedChoices, aim: Aim) -> Iterator[str]:
     """Yield what is late or over the budget too often, the cheapest of each first."""
     late = [one for one in tried.tried if one.in_time < SURE and one is not tried.choice]
     dear = [one for one in tried.tried if one.in_time >= SURE and one.in_budget < SURE]
@@ -93,7 +93,7 @@ def _named(ones: Sequence[Advised], why: Callable[[Advised], str]) -> str:
     return ", ".join([*few][:_MOST_NAMED]) + more
 
 
-def _on_demand(tried: Tried) -> Iterator[str]:
+def _on_demand(tried: TriedChoices) -> Iterator[str]:
     sure = [one for one in tried.tried if one.policy == "on_demand" and one.in_time >= SURE]
     if sure and tried.choice.policy != "on_demand":
         least = min(sure, key=lambda one: one.mean_usd)
@@ -104,7 +104,7 @@ def _on_demand(tried: Tried) -> Iterator[str]:
         )
 
 
-def _sooner(tried: Tried) -> Iterator[str]:
+def _sooner(tried: TriedChoices) -> Iterator[str]:
     one = tried.choice
     faster = [other for other in tried.front if other.late_h < one.late_h]
     if not faster:
