@@ -68,11 +68,15 @@ class DisturbedHosts:
         return (self.folder.parent / "said").read_text()[-4000:]
 
     def processes(self, host: int) -> list[int]:
-        """Return all processes on a host."""
-        found = list[int]()
+        """Return all processes on a host but that which keeps the line, which is on one, too."""
+        found, keeper = list[int](), self.places[host].enter[1].split("/")[2]
         for entry in os.listdir("/proc"):
             with suppress(OSError):
-                if entry.isdigit() and _inode(f"/proc/{entry}/ns/net") == self.own[host]:
+                if (
+                    entry.isdigit()
+                    and entry != keeper
+                    and _inode(f"/proc/{entry}/ns/net") == self.own[host]
+                ):
                     found.append(int(entry))
         return found
 

@@ -49,6 +49,7 @@ def test_recovery_lasts_from_a_kill_to_the_next_step_without_the_host(run: Distu
 
 
 @pytest.mark.long
+@pytest.mark.timeout(500)
 @pytest.mark.skipif(not CAN, reason=WHY)
 def test_the_same_torchrun_on_a_host_that_was_lost_joins_the_run(tmp_path: Path) -> None:
     def until(what: str, count: int) -> None:

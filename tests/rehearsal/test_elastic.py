@@ -28,8 +28,7 @@ def plainly(steps: int) -> float:
         return float(job.loss(model, next(large_job.data(1000))))
 
 
-# Of a pipeline the run does not come through each time (docs/devices.md): no test of each day.
-@pytest.mark.parametrize("stages", ["1", pytest.param("2", marks=pytest.mark.long)])
+@pytest.mark.parametrize("stages", ["1", "2"])
 def test_run_goes_on_as_the_plain_loop_when_a_gpu_is_lost(tmp_path: Path, stages: str) -> None:
     """With one stage there are replicas; of two, each alone on its rank, the other has a copy."""
     arguments = ["train", f"{JOB}:deadly", "--elastic", "--stages", stages, "--out", "run"]
