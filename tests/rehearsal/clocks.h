@@ -38,10 +38,17 @@ struct Uses {
   std::map<Stream, Use> reads;  // since the write
 };
 
-inline std::recursive_mutex guard;  // of all that is below
-inline std::map<Stream, Clock> clocks;
-inline std::map<int64_t, Clock> events;
-inline std::vector<std::string> races;
+// What the end of a process does not destroy: threads of communicators may still wait, and then the
+// end would wait for them; tensors may be given back later still.
+template <typename T>
+inline T& lasting() {
+  return *new T;
+}
+
+inline auto& guard = lasting<std::recursive_mutex>();  // of all that is below
+inline auto& clocks = lasting<std::map<Stream, Clock>>();
+inline auto& events = lasting<std::map<int64_t, Clock>>();
+inline auto& races = lasting<std::vector<std::string>>();
 inline int64_t newest_stream = 0, newest_event = 0, host_syncs = 0;
 
 inline void merge(Clock& into, const Clock& from) {
@@ -98,12 +105,13 @@ inline int64_t new_event() {
 
 using Works = std::set<int64_t>;
 
-inline std::condition_variable_any work_ended;
-inline Works under_way;
-inline std::map<int64_t, std::string> failed;
-inline std::map<Stream, Works> awaited;
-inline std::map<int64_t, Works> awaited_by_event, awaited_by_work;
-inline std::set<Stream> sum_streams;  // of communicators that sum and gather
+inline auto& work_ended = lasting<std::condition_variable_any>();
+inline auto& under_way = lasting<Works>();
+inline auto& failed = lasting<std::map<int64_t, std::string>>();
+inline auto& awaited = lasting<std::map<Stream, Works>>();
+inline auto& awaited_by_event = lasting<std::map<int64_t, Works>>();
+inline auto& awaited_by_work = lasting<std::map<int64_t, Works>>();
+inline auto& sum_streams = lasting<std::set<Stream>>();  // of communicators that sum and gather
 inline int64_t ops_beside_sums = 0;
 constexpr auto LIMIT = std::chrono::seconds(60);
 

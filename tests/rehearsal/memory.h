@@ -35,7 +35,7 @@ struct Block {
   std::set<Stream> recorded;  // that `record_stream` has told of
 };
 
-inline std::map<char*, Block> blocks;
+inline auto& blocks = lasting<std::map<char*, Block>>();
 inline int64_t live[MOST_DEVICES] = {0}, peak[MOST_DEVICES] = {0}, pinned_bytes = 0;
 
 inline Block* block_at(const void* place) {

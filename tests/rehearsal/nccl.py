@@ -108,13 +108,15 @@ class Communicator:
             self._end(work)
 
     def issue(self, what: str, reads: Tensors, writes: Tensors, call: Callable[[], None]) -> Work:
+        if self.is_stopped:
+            raise RuntimeError(_STOPPED)
         self.stream.wait_stream(current_stream())
         for writing, tensors in enumerate((reads, writes)):
             for tensor in tensors:
                 library.rehearsal_use(tensor.data_ptr(), writing, self.stream.id, what.encode())
         work = Work([*reads, *writes])
         with self.lock:
-            if self.is_stopped:  # nobody would ever end it
+            if self.is_stopped:  # meanwhile: nobody would ever end it
                 raise RuntimeError(_STOPPED)
             library.rehearsal_begin_work(work.id, self.stream.id)
             work.over.record(self.stream)
