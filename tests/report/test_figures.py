@@ -131,7 +131,7 @@ def test_total_time_and_speed_beside_others_stand_first():
     tree = Tree(one.html)
     first = tree.all("dl", "cards")[0].text
     assert first.startswith("Total time2.00 sfor 10 steps")
-    assert "one process (predicted 400 ms)" in first
+    assert "predicted: 4.0x one process" in first
     rows = [row.text for row in tree.all("tr")]
     assert any(row.startswith("One process400 ms256 MiB") for row in rows)
     assert str(one).startswith("Pipeline of 2 stages on 2 processes")
@@ -245,7 +245,7 @@ def test_table_of_parts_has_means_shares_errors_and_the_rank_with_most():
     rows = [row.text for row in Tree(walled(spent(data=0.5)).html).all("tr")]
     assert "waiting for data\u201325.00\u201311.1 %50.00 on rank 0" in rows
     assert "forward40.0044.00\u22129.1 %19.6 %44.00 on rank 0" in rows
-    assert any(row.startswith("a step180.00") for row in rows)
+    assert any(row.startswith("a step, mean180.00") for row in rows)
 
 
 def test_bars_of_many_ranks_are_thinned_and_a_prediction_of_others_is_left_out():

@@ -103,15 +103,15 @@ def _alternatives(inputs: Inputs) -> Iterator[Markup]:
 
 
 def _total(inputs: Inputs) -> Iterator[Markup]:
-    """Yield what all steps took, and how much faster a step was than one process would be."""
+    """Yield what all steps took, and how much faster than one process they should be."""
     seconds = [each.seconds for each in inputs.steps if math.isfinite(each.seconds)]
     if not seconds:
         return
     under = [f"for {count_text(len(seconds), 'step')}"]
     alone_s = None if inputs.plan is None else alone_step_s(inputs.plan)
-    step_s = inputs.step_s.measured
-    if alone_s is not None and step_s and inputs.plan and inputs.plan.total_ranks > 1:
-        under.append(f"{times_of(alone_s, step_s)} one process (predicted {seconds_text(alone_s)})")
+    if inputs.plan is not None and alone_s is not None and inputs.step_s.predicted:
+        times = times_of(alone_s, inputs.step_s.predicted)
+        under += [f"predicted: {times} one process"] if inputs.plan.total_ranks > 1 else []
     yield card("Total time", seconds_text(math.fsum(seconds)), *under)
 
 

@@ -195,7 +195,7 @@ def _table(measured: Breakdown, predicted: Breakdown | None) -> Markup:
         for part in _shown(measured, predicted)
     ]
     steps = _figures(measured, predicted, PARTS[:-1])
-    rows.append(_table_row("a step", steps, measured, unit, last=True))
+    rows.append(_table_row("a step, mean", steps, measured, unit, last=True))
     once_s = max(measured.of("once"))
     label = "Seconds of a step by part: mean of the ranks, and the rank with the most"
     note = (
