@@ -39,10 +39,12 @@ from bench.policies import wanted
 from penstock.cli import face
 from penstock.errors import PenstockError
 from penstock.fleet import read_market
+from penstock.fleet.futures import coming as foreseen
 from penstock.fleet.losses import saving
 from penstock.fleet.market import DAY_S, HOUR_S, Market, begin_of, priced
 from penstock.fleet.outcome import Outcomes, judged
-from penstock.fleet.replay import Ruler
+from penstock.fleet.promise import Promise, promise_of
+from penstock.fleet.replay import Ruler, replay_all
 from penstock.fleet.rulers import basis_of, ruler_of
 from penstock.fleet.work import FleetJob, Speed
 
@@ -50,6 +52,7 @@ DATA = Path(__file__).parents[2] / "shared" / "data"
 PUBLIC = "bamboo", "parcae"
 NAMES = "on_demand", "greedy", "uniform_progress", "auto_scaling,0.1", "look_ahead"
 KINDS = ".csv", ".json", ".txt"
+_FUTURES = 40  # that promises are from
 _LEAST_H = 0.5  # of work: a job that is shorter is all start
 
 
@@ -99,8 +102,22 @@ def of_trace(path: Path, hours: float, deadline: float, starts: int) -> list[dic
     begins = np.linspace(0.0, rest.until_s - deadline_s, starts)
     coming = [rest_of(rest, begin) for begin in begins]
     found = judged(coming, job, rulers, deadline_s=deadline_s)
+    lasts_s = 1.5 * deadline_s
+    futures = [*foreseen(past, _FUTURES, seed=0, lasts_s=lasts_s, machines=need)]
+    promises = [promised(futures, past, job, ruler, deadline_s) for ruler in rulers]
     about = {"machines": need, "hours": hours, "deadline_hours": deadline * hours, "starts": starts}
-    return [{"trace": path.stem, **row, **about} for row in rows_of(found)]
+    return [{"trace": path.stem, **row, **about} for row in rows_of(found, promises)]
+
+
+def promised(
+    futures: Sequence[Market], past: Market, job: FleetJob, ruler: Ruler, deadline_s: float
+) -> Promise:
+    """Return what the past promises of a policy, at its end."""
+    usd, in_order = (
+        np.array([r.usd for r in replay_all(all_of, job, lambda _: ruler, deadline_s=deadline_s)])
+        for all_of in (futures, basis_of(past, deadline_s).futures)
+    )
+    return promise_of(usd, in_order, past, job, deadline_s=deadline_s)
 
 
 def rest_of(market: Market, from_s: float) -> Market:
@@ -129,8 +146,8 @@ def _no_function(text: str) -> None:
     raise AssertionError(text)
 
 
-def rows_of(found: Outcomes) -> list[dict]:
-    """Return what became of each policy."""
+def rows_of(found: Outcomes, promises: Sequence[Promise]) -> list[dict]:
+    """Return what became of each policy, beside what was promised."""
     return [
         {
             "policy": row.policy,
@@ -139,8 +156,12 @@ def rows_of(found: Outcomes) -> list[dict]:
             "missed": row.missed,
             "gap_closed": _number(row.gap_closed),
             "usd": row.mean_usd,
+            "promised_usd": promise.mean_usd,
+            "low_usd": promise.low_usd,
+            "high_usd": promise.high_usd,
+            "kept": float(np.mean((usd >= promise.low_usd) & (usd <= promise.high_usd))),
         }
-        for row in found.rows
+        for row, usd, promise in zip(found.rows, found.all_usd, promises, strict=True)
     ]
 
 
@@ -150,9 +171,9 @@ def _number(value: float) -> float | None:
 
 def words(rows: Sequence[dict]) -> str:
     """Return the rows as a table."""
-    head = "trace", "policy", "machines", "hours", "of best", "in time", "missed", "closed"
+    head = "trace", "policy", "machines", "hours", "of best", "in time", "closed", "usd", "kept"
     cells = [
-        (row["trace"], row["skipped"], "", "", "", "", "", "")
+        (row["trace"], row["skipped"], *[""] * 7)
         if "skipped" in row
         else (
             row["trace"],
@@ -161,8 +182,9 @@ def words(rows: Sequence[dict]) -> str:
             f"{row['hours']:.3g}",
             row["cost_ratio"],
             f"{100 * row['in_time']:.0f} %",
-            row["missed"],
             row["gap_closed"],
+            f"{row['usd']:.2f} ({row['low_usd']:.2f} .. {row['high_usd']:.2f})",
+            f"{100 * row['kept']:.0f} %",
         )
         for row in rows
     ]

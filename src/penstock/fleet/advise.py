@@ -70,7 +70,11 @@ def advise(
     first = replay(those[0], choice.job, choice.ruler, deadline_s=lasts_s, with_timeline=True)
     best = [bound_of(f, choice.job, deadline_s=lasts_s).usd for f in those]
     best_usd = float(np.mean(best))
-    promise = promise_of(choice.usd, past, choice.job, lasts_s)
+    runs = replay_all(
+        basis_of(past, lasts_s).futures, choice.job, lambda _: choice.ruler, deadline_s=lasts_s
+    )
+    in_order = np.array([run.usd for run in runs])
+    promise = promise_of(choice.usd, in_order, past, choice.job, deadline_s=lasts_s)
     reasons = reasons_of(TriedChoices(choice, front, tuple(tried), those), aim, best_usd, promise)
     return Advice(choice, front, tuple(tried), reasons, best_usd, first, promise)
 

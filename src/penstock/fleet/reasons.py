@@ -38,13 +38,14 @@ def reasons_of(tried: TriedChoices, aim: Aim, best_usd: float, promise: Promise)
 
 
 def _asked(tried: TriedChoices, aim: Aim) -> Iterator[str]:
-    asked = f"in time ({aim.deadline_h:g} h)"
+    asked = f"in time ({aim.deadline_h:.4g} h)"
     if aim.budget_usd < math.inf:
         asked += f" and in the budget ({aim.budget_usd:g} dollars)"
     good = [one for one in tried.tried if one.sure >= SURE]
     if good:
         said = f"the cheapest of {len(good)} choices that are {asked} in 95 % of futures"
-        yield f"{said}; {len(tried.tried) - len(good)} others are not"
+        others = len(tried.tried) - len(good)
+        yield f"{said}; {others} other{' is' if others == 1 else 's are'} not"
     else:
         part = f"this is, in {100 * tried.choice.sure:.0f} %"
         yield f"no choice of {len(tried.tried)} is {asked} in 95 % of futures; {part}"
@@ -79,10 +80,14 @@ def _failed(tried: TriedChoices, aim: Aim) -> Iterator[str]:
     dear = [one for one in dear if one is not tried.choice]
     if late:
         names = _named(late, lambda one: f"{100 * (1 - one.in_time):.0f} %")
-        yield f"{len(late)} are late too often: {names}"
+        yield f"{len(late)} {_are(late)} late too often: {names}"
     if dear:
         names = _named(dear, lambda one: f"{one.mean_usd:.2f} dollars")
-        yield f"{len(dear)} are over {aim.budget_usd:g} dollars too often: {names}"
+        yield f"{len(dear)} {_are(dear)} over {aim.budget_usd:g} dollars too often: {names}"
+
+
+def _are(ones: Sequence[Advised]) -> str:
+    return "is" if len(ones) == 1 else "are"
 
 
 def _named(ones: Sequence[Advised], why: Callable[[Advised], str]) -> str:
