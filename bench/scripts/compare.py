@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bench.scripts.oracle import Found
+from penstock.runtime.parts import whole
 
 ROUNDING = 1e-5  # of the largest element; ten steps of float32 in another order
 ROUNDING_BFLOAT16 = 2e-2  # two of its units: a sum in another order may round a factor away
@@ -36,7 +37,9 @@ def read(folder: Path) -> Found:
     plain = json.loads((newest / "state.json").read_text())["plain"]
     rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     losses = {row["step"]: row["loss"] for row in rows}  # a step done again counts as the last time
-    return Found(tensors, plain, [losses[n] for n in sorted(losses) if n <= steps_of(newest)])
+    return Found(
+        whole(tensors), plain, [losses[n] for n in sorted(losses) if n <= steps_of(newest)]
+    )
 
 
 def newest_checkpoint(folder: Path) -> Path:

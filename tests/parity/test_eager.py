@@ -7,17 +7,19 @@ from functools import partial
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from penstock.errors import CheckpointError, GraphError, JobError, RunError
 from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.trace import build_model, capture
+from penstock.job import Job
 from penstock.runtime import checkpoint
 from penstock.runtime.eager import EagerTask, load_model, replicas_of, work_eagerly
 from penstock.runtime.launch import run_processes, run_threads
 from penstock.runtime.measured import measured_laws
 from penstock.runtime.run import Steps
+from penstock.training.examine import examine
 from penstock.training.prove import prove_eager
 from tests.parity import models
 from tests.parity.models import OPTIMIZERS, TOKENS, VOCABULARY, WIDTH, Trained, job_of, plain_loop
@@ -158,6 +160,36 @@ def test_gradients_of_some_rows_only_are_summed(ranks, tmp_path):
     proof = prove_eager(job, ranks, (0, 3))
     assert proof.problem == ""
     assert max(d.value for d in proof.differences) < 1e-12
+
+
+class Rows(nn.Module):
+    """Two rows of a table, multiplied: word2vec, or the factors of a matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(8, WIDTH, sparse=True)
+
+    def forward(self, pairs: Tensor) -> Tensor:
+        return self.table(pairs).prod(1).sum(1)
+
+
+def test_an_optimizer_of_sparse_gradients_is_the_plain_loop_in_one_process(tmp_path):
+    def data(start):
+        for k in itertools.count(start):
+            yield torch.randint(0, 8, (4, 2), generator=torch.Generator().manual_seed(k))
+
+    job = Job(
+        model=Rows,
+        loss=lambda model, pairs: (model(pairs) - 1).square().mean(),
+        data=data,
+        optimizer=lambda weights: torch.optim.SparseAdam(list(weights), lr=0.1),
+        micro_batches=MICRO_BATCHES,
+    )
+    found = examine(job)
+    assert found.failed == ""
+    assert "SparseAdam, takes sparse gradients" in found.one_process
+    trained = train(job, tmp_path, 1)
+    assert difference(trained.weights, plain_loop(job, STEPS, MICRO_BATCHES).weights) == 0.0
 
 
 class Slow(Choosing):

@@ -170,7 +170,6 @@ def test_an_optimizer_of_another_instance_is_refused():
     [
         (lambda weights: torch.optim.LBFGS(weights), "LBFGS, computes the loss anew with a clos"),
         (lambda weights: Asks(weights, lr=0.1), "Asks, is to be given loss"),
-        (lambda weights: torch.optim.SparseAdam(list(weights)), "gradients are not sparse"),
         (lambda weights: "sgd", "the job's optimizer is a str"),
         (lambda weights: SGD(weights, lr=-1), r"fails at .*test_optimizers.py:\d+"),
         (lambda weights: hooks_a_gradient(weights), "puts a hook on the gradient of first.weight"),

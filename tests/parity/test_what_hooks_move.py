@@ -12,6 +12,7 @@ from penstock.job import Job
 from penstock.runtime import checkpoint
 from penstock.runtime.eager import EagerTask, work_eagerly
 from penstock.runtime.launch import run_processes, run_threads
+from penstock.training.examine import examine
 from penstock.training.plain import Plain
 from tests.parity.optimizing import MICRO_BATCHES, STEPS, WIDTH, data, run_of, windows_from
 from tests.parity.training import train
@@ -59,13 +60,39 @@ def replace(model: Pair) -> None:
         one.data = other.data
 
 
-def job_of(act=follow, *, once: bool = False) -> Job:
-    """Return a job whose hook looks at the module that was built last."""
-    built: list[Pair] = []
+class Normed(nn.Module):
+    """A student and a teacher that both write statistics, as BYOL's networks do."""
 
-    def model() -> Pair:
+    def __init__(self) -> None:
+        super().__init__()
+        self.student, self.teacher = normed(), normed().requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.student(x)
+        return (y - x.flip(1)).square().mean() + (y - self.teacher(x)).square().mean()
+
+
+def normed() -> nn.Module:
+    norm = nn.BatchNorm1d(WIDTH)
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), norm, nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+
+
+@torch.no_grad()
+def follow_statistics(model: Normed) -> None:
+    for one, other in zip(model.teacher.parameters(), model.student.parameters(), strict=True):
+        one.lerp_(other, 0.1)
+    for one, other in zip(model.teacher.buffers(), model.student.buffers(), strict=True):
+        one.copy_(other)
+    model.student[1].running_var.mul_(0.9)
+
+
+def job_of(act=follow, *, once: bool = False, kind: type[nn.Module] = Pair) -> Job:
+    """Return a job whose hook looks at the module that was built last."""
+    built: list[nn.Module] = []
+
+    def model() -> nn.Module:
         if not (once and built):
-            built.append(Pair())
+            built.append(kind())
         return built[-1]
 
     def optimizer(weights) -> SGD:
@@ -79,9 +106,9 @@ def job_of(act=follow, *, once: bool = False) -> Job:
     return Job(model, loss, data, optimizer, micro_batches=MICRO_BATCHES, seed=5)
 
 
-def plainly(act=follow) -> dict[str, Tensor]:
+def plainly(act=follow, kind: type[nn.Module] = Pair) -> dict[str, Tensor]:
     """Train as a script does."""
-    job = job_of(act)
+    job = job_of(act, kind=kind)
     torch.manual_seed(job.seed)
     model = job.model()
     optimizer, batches = job.optimizer(list(model.parameters())), job.data(0)
@@ -130,6 +157,14 @@ def test_so_do_replicas_and_ranks_in_one_process(tmp_path):
     found = by_a_plan(job_of(), tmp_path / "apart", run_processes, replicas=2)
     assert_near(found, expected)
     assert_near(by_a_plan(job_of(), tmp_path / "here", run_threads, replicas=2), expected)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_statistics_that_forward_writes_and_a_hook_copies_are_in_a_plan(replicas, tmp_path):
+    job = job_of(follow_statistics, kind=Normed)
+    assert examine(job).one_process == ""
+    found = by_a_plan(job, tmp_path, run_processes, replicas=replicas)
+    assert_near(found, plainly(follow_statistics, Normed))
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.optim import LBFGS, Optimizer, SparseAdam
+from torch.optim import LBFGS, Optimizer
 
 from penstock import _compat
 from penstock.device import here
@@ -175,9 +175,6 @@ def _check(optimizer: object) -> None:
         found = type(optimizer).__name__
         raise JobError(f"the job's optimizer is a {found}", hint="return a torch optimizer")
     name = type(optimizer).__name__
-    if isinstance(optimizer, SparseAdam):
-        message = f"the job's optimizer is {name}, and gradients are not sparse"
-        raise JobError(message, hint="use Adam; it needs no sparse gradients")
     step = _compat.without_scheduler(vars(optimizer)).get("step")
     needed = needed_arguments(step) if step else needed_arguments(type(optimizer).step)[1:]
     if isinstance(optimizer, LBFGS) or "closure" in needed:

@@ -15,6 +15,7 @@ no others.
 from collections.abc import Iterable, Mapping
 
 from torch import Tensor, nn
+from torch.optim import SparseAdam
 
 from penstock.errors import CheckpointError, JobError
 from penstock.graph.graph import Graph
@@ -169,6 +170,15 @@ def undividable(job: Job, capture: Capture) -> str | None:
     if reason is None and (place := hook_with_module(whole_optimizer(*asked[:2]).optimizer)):
         reason = f"a hook after steps reaches the module itself ({place})"
     return reason
+
+
+def takes_sparse(job: Job, model: nn.Module) -> str:
+    """Return the class of an optimizer that needs sparse gradients; empty: dense ones will do.
+
+    Traced steps have dense ones, and replicas sum them so.
+    """
+    kind = type(whole_optimizer(job, model).optimizer)
+    return kind.__name__ if issubclass(kind, SparseAdam) else ""
 
 
 def remembers(job: Job, model: nn.Module) -> str | None:

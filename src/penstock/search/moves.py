@@ -31,6 +31,7 @@ _ACTIONS = 40_000  # of all of them, stages times micro-batches of a step
 _MOST_PAIRS = 24  # of moves that are simulated together, for each climb
 _WORTH = 0.005  # of a step: what more decisions have to gain
 _WORTH_PLAIN = 0.05  # where none is needed: the simplest plan within that is taken
+_NOTICED_S = 1e-3  # then: of less, in a step, no prediction tells
 _NEAR = 1.25  # times the best: what is started from
 _AHEAD = 0, 1, 2
 
@@ -305,8 +306,10 @@ def _is_worth(field: Field, candidate: Candidate, best: Candidate) -> bool:
     if candidate.refused or best.refused:
         return not candidate.refused
     score, least = (each.score(field.objective)[0] for each in (candidate, best))
-    worth = _WORTH if _does_without(best.plan) else _WORTH_PLAIN
-    return score < (1 - worth) * least
+    if _does_without(best.plan):
+        return score < (1 - _WORTH) * least
+    is_noticed = field.objective == "memory" or best.step_s - candidate.step_s > _NOTICED_S
+    return is_noticed and score < (1 - _WORTH_PLAIN) * least
 
 
 def _does_without(plan: Plan) -> bool:

@@ -19,7 +19,7 @@ from penstock.plan.plan import Decision
 from penstock.runtime.buffers import BufferLaw, settled
 from penstock.runtime.child import apart, can_fork
 from penstock.runtime.measured import measured_laws
-from penstock.runtime.optimizer import remembers, undividable
+from penstock.runtime.optimizer import remembers, takes_sparse, undividable
 from penstock.search.shapes import Fixed
 from penstock.training.buffers import fixed_for
 from penstock.training.data_check import DataFound, check_data
@@ -174,8 +174,12 @@ def _asked(job: Job, *, check: bool) -> Examined:
         why = f"the learning rate depends on more than the step\n  {beside}"
         return replace(found, one_process=why)
     laws = measured_laws(job)
+    model = build_model(job)
+    if kind := takes_sparse(job, model):
+        why = f"the job's optimizer, {kind}, takes sparse gradients, and replicas sum dense ones"
+        return replace(found, one_process=why)
     no_plan, mend = describe(impure), _ONE_SHAPE if impure else ""
-    if check and not impure and (outside := remembers(job, build_model(job))):
+    if check and not impure and (outside := remembers(job, model)):
         no_plan = f"the job's optimizer remembers something outside itself: {outside}"
         mend = _ITS_OWN
     return replace(found, laws=laws, no_plan=no_plan, mend=mend, begins=data.begins)

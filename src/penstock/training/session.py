@@ -44,7 +44,6 @@ from penstock.training.choose import (
     Machines,
     Rewrites,
     Searched,
-    best,
     decided,
     for_plan,
     found_in_units,
@@ -55,6 +54,7 @@ from penstock.training.choose import (
 from penstock.training.chronicle import ENDED, row_of, sizes
 from penstock.training.compiling import compiled
 from penstock.training.eager_memory import check_memory
+from penstock.training.fewer import best_on_ranks
 from penstock.training.fuse import usable
 from penstock.training.goal import REACHED, GoalWatch
 from penstock.training.listener import Listener, Row
@@ -520,7 +520,8 @@ class Session:
         """
         cluster = self.there.cluster or machines(None, fixed.ranks, self.listener)
         there = self.there._replace(cluster=cluster.within(to_fill(fixed.memory)))
-        searched = best(self.job, fixed, captured, there)
+        searched, fixed, fewer = best_on_ranks(self.job, fixed, captured, there)
+        decisions = (*decisions, *fewer)
         ways = tuple(option.way for option in searched.options)
         search_s = sum(option.seconds for option in searched.options)
         self.basis = SearchBasis(ways, fixed, self.units, search_s)
