@@ -146,6 +146,16 @@ def test_all_of_a_short_spell_is_used():
     assert found.rows[0].cost_ratio == pytest.approx(1.0, abs=0.02)
 
 
+def test_what_is_held_stays_through_prices_that_are_hardly_dearer():
+    """Every third slot offers a machine fewer: to give all back would cost a start each time."""
+    market = churning([(4 - (k % 3 == 2), int(k % 3 == 2)) for k in range(60)])
+    job, deadline_s = plain_job(20), 50 * SLOT_S
+    cheap, next_ = 4 * SPOT, 3 * SPOT + USD
+    ruler = ruling(prices=[cheap] * 16 + [next_] * 17)
+    run = replay(market, job, ruler, deadline_s=deadline_s, tick_s=SLOT_S, with_timeline=True)
+    assert run.timeline[:12, 1].min() >= 3
+
+
 @given(st.integers(1, 100), st.integers(0, 100), st.integers(0, 200))
 def test_machines_on_demand_fill_up_with_spare_ones_for_what_may_be_lost(machines, spare, spot):
     spot = min(spot, machines + spare)

@@ -14,7 +14,8 @@ fleet: as many preemptible machines of a pool as it offers, the rest on demand.
 Each loss costs time - a start, a restart, steps done again - and whoever has none left must stay on
 demand while others take cheap machines; so a share of the time that is left is held in reserve.
 Cheap hours are those of which, by the past, there are as many as the rest of the work needs: the
-bid F^-1(work / time) of a single bidder.  From machines on demand the job goes back to preemptible
+bid F^-1(work / time) of a single bidder; a little more of them where machines are held, which would
+have to start again.  From machines on demand the job goes back to preemptible
 ones once they have been there for a while: short spells do not pay for their starts.
 
 Machines are also lost one by one while enough stay, and each leaves the job waiting for a start; so
@@ -53,6 +54,7 @@ from penstock.schedule.compiled import compiled
 
 _NEVER = 1e12  # dollars, beside which all others are small
 _TRIED = 60  # futures that numbers are tried on
+_STAYS = 0.15  # of the past by which more prices are cheap while machines are held
 _LEVELS = 33  # of the prices of the past
 _RESERVES = 0.02, 0.0, 0.01, 0.04, 0.08, 0.16  # of the time left
 _WHILES = 1.0, 0.0, 4.0, 12.0  # starts
@@ -203,6 +205,9 @@ def expecting(view: Floats, pools: Floats, speed: Floats, args: Floats, wanted: 
     time_s = max(view[DEADLINE] - view[NOW], 1e-9)
     slack = slack_s(view, speed, machines)
     share = min(1.0, max(0.0, 1 - slack / time_s))
+    holds = 2 * (pools[:, HELD].sum() + sure) > machines
+    if holds:
+        share = min(1.0, share + _STAYS)
     is_cheaper = usd_h < machines * sure_usd_h and (not is_sure or view[SINCE] >= args[3])
     wanted[:] = 0.0
     if not is_late(view, speed, machines):
