@@ -276,7 +276,7 @@ class Session:
 
     def without_compiling(self, choice: Choice, problem: str) -> Choice:
         """Return a choice without what its compiled ops got wrong; nothing is predicted of it."""
-        plan = decided(choice.plan, [Decision("compiled", "no", "only choice", problem)])
+        plan = decided(choice.plan, [Decision("compiled", "no", "search", f"tried: {problem}")])
         plan = replace(plan, compiled=False, predicted=None)
         plan.save(self.folder / "plan.json")
         (self.folder / "predicted.trace.json").unlink(missing_ok=True)

@@ -37,7 +37,7 @@ def unjoined_choice(
     if plan is None:
         return None
     words = f"{plan.plan.share_words}, none joined"
-    made = (Decision("micro-batches", words, "only choice", problem),)
+    made = (Decision("micro-batches", words, "search", f"joined ones were tried: {problem}"),)
     apart = plan._replace(plan=on_hosts_of(decided(plan.plan, made), cluster))
     profiles = next(way.profiles for way in ways if way.is_of(apart.plan))
     save(session.folder, apart.captured, apart.plan, profiles, cluster)
