@@ -325,7 +325,7 @@ def test_token_is_in_a_file_of_its_own_or_in_that_of_addresses(tmp_path: Path) -
         ("tcp://127.0.0.1:9", '{"members": {}}', "holds no token"),
         ("tcp://127.0.0.1", "00ff", "is no address"),
         ("tcp://127.0.0.1:port", "00ff", "is no address"),
-        ("nowhere", None, "nowhere holds no run that ranks can join"),
+        ("nowhere", None, "there is no folder nowhere"),
     ],
 )
 def test_what_names_no_run_is_refused(
@@ -334,7 +334,7 @@ def test_what_names_no_run_is_refused(
     file = tmp_path / "token"
     file.write_text(token or "")
     done = call("join", run, *(["--token-file", file] if token else []))
-    assert (done.code, done.out) == (1, "")
+    assert (done.code, done.out) == (2 if run == "nowhere" else 1, "")
     assert says in done.err
     assert "hint: " in done.err
 
