@@ -3,6 +3,7 @@
 import pytest
 
 from penstock.training.goal import Goal, GoalWatch
+from penstock.training.results import _changes
 
 
 def watch_of(loss, *, is_validated=False, own=2):
@@ -42,3 +43,13 @@ def test_validation_counts_alone_where_there_is_one():
     assert (watch.value, watch.val_s, watch.is_reached) == (1.5, 0.25, False)
     watch.hear({"loss": 0.1, "val_loss": 1.0}, 8)
     assert asked == [1.0]
+
+
+def test_loss_that_a_summary_tells_is_the_one_that_has_reached_the_goal(tmp_path):
+    watch, _ = watch_of(1.0)
+    watch.hear({"loss": 0.9}, 32)
+    watch.hear({"loss": 1.4}, 32)
+    assert _changes(tmp_path, watch)["train_loss"] == 0.9
+    validated, _ = watch_of(1.0, is_validated=True)
+    validated.hear({"loss": 1.4, "val_loss": 0.9}, 8)
+    assert "train_loss" not in _changes(tmp_path, validated)

@@ -227,6 +227,8 @@ def _changes(folder: Path, goal: GoalWatch | None) -> dict[str, object]:
     found: dict[str, object] = {"replanned": replanned(folder)}
     if goal is not None:
         found["until"] = _until(folder, goal)
+        if goal.by == "training" and goal.is_reached:  # not the mean of other steps
+            found["train_loss"] = goal.value
     path = folder / EVENTS
     if path.exists():
         found["generations"] = [json.loads(line) for line in path.read_text().splitlines()]
