@@ -329,6 +329,8 @@ class _Loop:
                 else:
                     self._told("the loss", self.asked.elsewhere, compute)
             states += [look()] if look is not None else []
+        now = dict(self.model.named_buffers())
+        self.watch.written |= {n for n, b in buffers.items() if not _is_same(b, now.get(n))}
         return states
 
     def _is_put_back(self, name: str, buffer: Tensor, before: Tensor | None) -> bool:
@@ -437,7 +439,7 @@ class _Loop:
         self.gradients = given if gradients is None else gradients
         self.watch.step = step
         if self.updates is not None:
-            watching_it = self.watch.of("optimizer", self.watch.as_made)
+            watching_it = self.watch.of("optimizer", self.watch.in_an_update)
             with self.asked.listening(self.asked.of_updates), watching_it:
                 self.updates.step(step, given)
         for parameter in self.model.parameters():
@@ -650,6 +652,10 @@ def _differences(first: Values, second: Values) -> Iterator[tuple[Place, object,
         is_new = place not in first and not place.cached
         if is_new or (place in first and first[place] != value):
             yield place, first.get(place), value
+
+
+def _is_same(tensor: Tensor, other: Tensor | None) -> bool:
+    return other is not None and tensor.shape == other.shape and torch.equal(tensor, other)
 
 
 def _key(leaf: object) -> str:

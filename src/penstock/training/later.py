@@ -28,12 +28,16 @@ _SHOWN = (bool, int, float, str, type(None))
 
 
 class ChangeWatch:
-    """Notes who changes what: {what: (who, before, after, step)}."""
+    """Notes who changes what: {what: (who, before, after, step)}.
+
+    written:  the buffers that forward writes; an optimizer is to leave them alone.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.optimizer: Optimizer | None = None
         self.found: dict[str, tuple[str, object, object, int]] = {}
+        self.written: set[str] = set()
         self.step = 0
         tensors = [*model.parameters(), *model.buffers()]
         self.most = SMALL if sum(t.numel() for t in tensors) <= SMALL else _SAMPLE
@@ -84,6 +88,14 @@ class ChangeWatch:
         """Return what weights and buffers hold."""
         named = [*self.model.named_parameters(), *self.model.named_buffers()]
         return {f"the values of {name}": sampled(tensor, self.most) for name, tensor in named}
+
+    def in_an_update(self) -> Facts:
+        """Return what not even an update may change."""
+        buffers = ((n, b) for n, b in self.model.named_buffers() if n in self.written)
+        return {
+            **self.as_made(),
+            **{f"the values of {name}": sampled(buffer, self.most) for name, buffer in buffers},
+        }
 
     def in_a_scheduler(self) -> Facts:
         """Return what a scheduler may not change."""
