@@ -1295,6 +1295,14 @@ BREAKS = (
         "a run until 0.31 says that it has ended at another loss than the one that ended it",
     ),
     Break(
+        "seconds_of_ops_without_the_update",
+        "fleet/own_runs.py",
+        "seconds = sum(profile.op_s) + profile.update_s",
+        "seconds = sum(profile.op_s)",
+        ("tests/fleet/test_own_runs.py",),
+        "what is learned from own runs is faster than they were",
+    ),
+    Break(
         "look_ahead_pays_any_price",
         "fleet/look_ahead.py",
         "usd_h <= _bid(args, share) * (1 + 1e-9)",

@@ -6,6 +6,7 @@ from penstock.cli import face
 from penstock.cli.fleet_advise import advise
 from penstock.cli.fleet_batch import batch
 from penstock.cli.fleet_market import market
+from penstock.cli.fleet_measured import measured
 from penstock.cli.fleet_predict import predict
 from penstock.cli.fleet_replay import replay
 from penstock.cli.fleet_run import run
@@ -13,7 +14,7 @@ from penstock.cli.fleet_volatile import volatile
 from penstock.cli.group import WholeGroup
 from penstock.cli.of_job import JobCommand
 
-COMMANDS = (predict, batch, market, replay, advise, volatile, run)
+COMMANDS = (predict, measured, batch, market, replay, advise, volatile, run)
 
 app = typer.Typer(
     name="fleet", cls=WholeGroup, add_completion=False, rich_markup_mode=None, no_args_is_help=False

@@ -131,7 +131,7 @@ def figures_in(path: Path) -> RunFigures:
     back = [
         one.agreed_s + one.ready_s for one in _read(path / "events.jsonl", _BackRow) if one.back
     ]
-    seconds = _mean(_starts(path)), _mean(back), _checkpoint_s(path)
+    seconds = _mean(_starts(path)), _mean(back), saved_s(path)
     return RunFigures(rates, found.reform_s, *seconds)
 
 
@@ -159,7 +159,7 @@ def _grows(row: Mapping[str, Any]) -> bool:
     return any(count > held.get(pool, 0.0) for pool, count in wanted.items())
 
 
-def _checkpoint_s(folder: Path) -> float | None:
+def saved_s(folder: Path) -> float | None:
     """Return the seconds for which a checkpoint kept the ranks, if any was written."""
     path = folder / "summary.json"
     if not path.exists():
