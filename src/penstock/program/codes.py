@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
@@ -54,6 +55,7 @@ SPAN_OF = np.array(  # [op, kind]: as what it is shown, a place in SPAN_KINDS
     [[SPAN_KINDS.index(row.span or kind) for kind in KINDS] for row in TABLE], np.uint8
 )
 
+_MOST_KNOWN = 2**16  # instructions of which the rows are known: the same stand in many programs
 SMALL = (
     "stage",
     "edge",
@@ -145,18 +147,12 @@ class Codes:
     def between(self, part: slice) -> Code:
         """Return the instructions of a slice of the columns."""
         columns = (getattr(self, name)[part].tolist() for name in COLUMNS)
-        return tuple(self._decode(row) for row in zip(*columns, strict=True))
+        return tuple(map(self._instruction, zip(*columns, strict=True)))
 
-    def _decode(self, row: Sequence[int]) -> Instruction:
-        """Return the instruction of a row: its operands stand in the columns that TABLE names."""
-        own = TABLE[row[0]]
-        if own.of is Reduce:
-            return replace(self.reductions[row[_EDGE]], step=row[_NUMBER])
-        values = [row[COLUMNS.index(name)] for name in own.columns]
-        if own.columns[0] != "kind":
-            return own.of(*values)
-        kind, stage, micro_batch, *others = values
-        return own.of(Action(KINDS[kind], stage, micro_batch), *others)
+    def _instruction(self, row: tuple[int, ...]) -> Instruction:
+        if row[0] != REDUCE:
+            return _decoded(row)
+        return replace(self.reductions[row[_EDGE]], step=row[_NUMBER])
 
     def __iter__(self) -> Iterator[Code]:
         return map(self.__getitem__, range(len(self)))
@@ -227,23 +223,43 @@ def small_type(largest: int) -> type[np.int16] | type[np.int32]:
     return np.int16 if largest <= np.iinfo(np.int16).max else np.int32
 
 
+@lru_cache(_MOST_KNOWN)
+def _decoded(row: tuple[int, ...]) -> Instruction:
+    """Return the instruction of a row: its operands stand in the columns that TABLE names."""
+    own = TABLE[row[0]]
+    values = [row[at] for at in _PLACES[own.of]]
+    if own.columns[0] != "kind":
+        return own.of(*values)
+    kind, stage, micro_batch, *others = values
+    return own.of(Action(KINDS[kind], stage, micro_batch), *others)
+
+
 def _encode(instruction: Instruction, table: dict[Reduce, int]) -> tuple[int, ...]:
-    op = _OP_OF[type(instruction)]
-    own, row = TABLE[op], list(_LACKING)
-    row[0], row[1] = op, KINDS.index(own.kinds[0])
-    if isinstance(instruction, Reduce):
-        row[_EDGE] = table.setdefault(replace(instruction, step=0), len(table))
-        row[_NUMBER] = instruction.step
-        return tuple(row)
-    first, *others = (getattr(instruction, name) for name in _FIELDS[type(instruction)])
-    values = [*first, *others] if own.columns[0] == "kind" else [first, *others]
-    for name, value in zip(own.columns, values, strict=True):
-        row[COLUMNS.index(name)] = KINDS.index(value) if name == "kind" else value
+    if not isinstance(instruction, Reduce):
+        return _encoded(instruction)
+    row = list(_EMPTY[Reduce])
+    row[_EDGE] = table.setdefault(replace(instruction, step=0), len(table))
+    row[_NUMBER] = instruction.step
     return tuple(row)
 
 
-_OP_OF = {row.of: op for op, row in enumerate(TABLE)}
+@lru_cache(_MOST_KNOWN)
+def _encoded(instruction: Instruction) -> tuple[int, ...]:
+    """Return the row of an instruction."""
+    row = list(_EMPTY[type(instruction)])
+    first, *others = (getattr(instruction, name) for name in _FIELDS[type(instruction)])
+    values = (first,) if isinstance(first, int) else (_CODE_OF[first[0]], *first[1:])
+    for at, value in zip(_PLACES[type(instruction)], (*values, *others), strict=True):
+        row[at] = value
+    return tuple(row)
+
+
 _FIELDS = {row.of: [each.name for each in fields(row.of)] for row in TABLE}
+_PLACES = {row.of: [COLUMNS.index(name) for name in row.columns] for row in TABLE}
+_CODE_OF = {kind: code for code, kind in enumerate(KINDS)}
+_EMPTY = {  # by type, the row of one without operands
+    row.of: (op, _CODE_OF[row.kinds[0]], *_LACKING[2:]) for op, row in enumerate(TABLE)
+}
 
 
 def excerpt(codes: Codes, row: int, *, around: int = 4) -> str:

@@ -27,6 +27,7 @@ from penstock.program.codes import (
     COMPUTE,
     JOINS,
     OFFLOAD,
+    REDUCE,
     RELOAD,
     RESHARD,
     UNSHARD,
@@ -34,10 +35,10 @@ from penstock.program.codes import (
 )
 from penstock.program.deadlock import stops
 from penstock.program.faults import broken_rule, deadlock, missing, mixed_up, too_many
-from penstock.program.instructions import Reduce
 from penstock.program.reductions import Holders, as_arrays, holders_of, needed, stages_by_rank
 from penstock.program.rules import Columns, Facts, Known, Places, Sizes
 from penstock.program.wiring import laws, wire
+from penstock.schedule.orders import IntArray
 
 if TYPE_CHECKING:  # a program verifies itself, so its file imports this one
     from penstock.program.program import Program
@@ -171,15 +172,25 @@ def _check_collectives(program: "Program", facts: Facts) -> None:
         return
     rows = np.flatnonzero(JOINS[code.op] & ((code.op != UNSHARD) | (program.replicas > 1)))
     bounds = np.searchsorted(rows, code.offsets)
-    first: dict[tuple[int, ...], tuple[int, list[str]]] = {}
+    named = code.op, code.edge, code.stage, code.micro_batch
+    keys: list[tuple[int, ...]] = list(
+        zip(*(column[rows].tolist() for column in named), strict=True)
+    )
+    first: dict[tuple[int, ...], tuple[int, list[int]]] = {}  # by group, of its first rank
     for rank, (start, end) in enumerate(pairwise(bounds.tolist())):
         column = tuple(program.grid.column_of(rank))
-        own: dict[tuple[int, ...], list[str]] = {}
-        for row in rows[start:end].tolist():
-            (instruction,) = code.between(slice(row, row + 1))
-            group = instruction.ranks if isinstance(instruction, Reduce) else column
-            own.setdefault(group, []).append(str(instruction))
+        own: dict[tuple[int, ...], list[int]] = {}
+        for at in range(start, end):
+            op, edge, *_ = keys[at]
+            group = code.reductions[edge].ranks if op == REDUCE else column
+            own.setdefault(group, []).append(at)
         for group in {column, *own}:
-            other, order = first.setdefault(group, (rank, own.get(group, [])))
-            if order != own.get(group, []):
-                raise mixed_up(group, (other, order), (rank, own.get(group, [])))
+            mine = own.get(group, [])
+            other, order = first.setdefault(group, (rank, mine))
+            if [keys[at] for at in order] != [keys[at] for at in mine]:
+                words = [_words(code, rows[each]) for each in (order, mine)]
+                raise mixed_up(group, (other, words[0]), (rank, words[1]))
+
+
+def _words(code: Codes, rows: IntArray) -> list[str]:
+    return [str(each) for row in rows.tolist() for each in code.between(slice(row, row + 1))]
