@@ -148,6 +148,15 @@ def test_plan_is_lowered_only_with_its_graph(graph: ps.Graph, plan: ps.Plan) -> 
     assert ps.lower(plan, graph).num_ranks == 2
 
 
+def test_plan_that_does_not_drain_is_lowered_for_a_window(graph: ps.Graph, plan: ps.Plan) -> None:
+    never = replace(plan, schedule="double_buffered")
+    with pytest.raises(PlanError, match="drains only at the end of a window") as caught:
+        ps.lower(never, graph)
+    assert "num_steps=8" in (caught.value.hint or "")
+    assert ps.lower(never, graph, num_steps=8).num_steps == 8
+    assert ps.lower(plan, graph).num_steps == 1
+
+
 def test_run_trains_the_jobs_steps_and_is_reported_with_its_losses(
     graph: ps.Graph, job: ps.Job, plan: ps.Plan
 ) -> None:

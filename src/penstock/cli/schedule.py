@@ -4,8 +4,9 @@ import inspect
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import lcm
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -21,9 +22,14 @@ from penstock.schedule.figures import (
     peak_activations,
     weight_copies,
 )
-from penstock.schedule.recipe import Recipe
+from penstock.schedule.recipe import AnySchedule, Recipe, has_window
 from penstock.schedule.schedule import Schedule
-from penstock.schedule.steady import steady_bubble_fraction, steady_s
+from penstock.schedule.steady import (
+    added_bubble_fraction,
+    added_s,
+    steady_bubble_fraction,
+    steady_s,
+)
 from penstock.schedule.weight_rule import versions
 from penstock.timeline.draw import draw
 from penstock.timeline.svg import svg_of
@@ -35,6 +41,7 @@ UNITS = "F, I and W take 1 s, B takes 2 s, updates and links nothing; equal stag
 _MOST_FORWARDS = 50_000_000  # arrays of about 2 GiB
 _MOST_DRAWN = 64  # ranks
 _STAGES, _MICRO_BATCHES = 4, 8
+_FULL = 4  # micro-batches for each stage, after which a window is full
 
 _SECONDS = typer.Option(
     metavar="F,I,W[,MESSAGE[,COPY]]|DIR",
@@ -79,7 +86,7 @@ def schedule(  # noqa: PLR0913 - the flags
         _found(aim, how, 20.0 if within is None else within, (out, svg), as_json=as_json)
     elif made is not None:
         _write(made, out, svg, lambda: simulated(made))
-        _one(made, as_json=as_json)
+        _one(made, None if name is None else schedule_asked(name), as_json=as_json)
     elif out is not None:
         raise ScheduleError("--out writes one schedule: which?", hint="name it, or add --find")
     elif svg is not None:
@@ -142,7 +149,7 @@ def _found(
     made = found.schedule
     _write(made, out, svg, lambda: finding.timeline(made, aim.times))
     if as_json:
-        face.show_json({**_document(made), **finding.document(aim, found)})
+        face.show_json({**_document(made, _long_run(made, made)), **finding.document(aim, found)})
     else:
         face.show(finding.words(aim, how, found))
     if out is not None:
@@ -182,7 +189,7 @@ def _all(stages: int, micro_batches: int) -> None:
             made = build(Recipe(builder.__name__), stages, micro_batches, None)
             text = _what(builder)
             idle, held = 100 * bubble_fraction(made), max(peak_activations(made))
-            steady = f"{100 * steady_bubble_fraction(made):.1f} %"
+            steady = f"{100 * _long_run(made, Recipe(builder.__name__)).idle_fraction:.1f} %"
             alive, sent = max(versions(made).alive), num_messages(made) // made.num_steps
             figures = (f"{idle:.1f} %", steady, held, alive, sent)
             rows.append((made.name, made.num_ranks, *figures, text))
@@ -203,9 +210,33 @@ def _what(builder: Builder) -> str:
     return text.removeprefix("Return ").removeprefix("the schedule of ")
 
 
-def _one(made: Schedule, *, as_json: bool) -> None:
+class _SteadyStep(NamedTuple):
+    """A step of a long run: the idle part of all ranks' time, and its seconds."""
+
+    idle_fraction: float
+    step_s: float
+
+
+def _long_run(made: Schedule, of: AnySchedule) -> _SteadyStep:
+    """Return a step of a long run without a barrier.
+
+    of:  of what a window is; an asynchronous recipe drains only at the end of the run, so its step
+         is what each one of a longer window adds.
+    """
+    if not isinstance(of, Recipe) or not has_window(of):
+        return _SteadyStep(steady_bubble_fraction(made), steady_s(made))
+    each, turn = made.num_micro_batches, made.weight_rule.turn
+    rounds = -(-_FULL * made.num_stages // each)  # micro-batches that fill the pipeline
+    steps = rounds * (lcm(each, turn) // each)
+    sizes = made.num_stages, each
+    window, longer = (of.build(*sizes, num_steps=count) for count in (steps, 2 * steps))
+    return _SteadyStep(added_bubble_fraction(window, longer), added_s(window, longer))
+
+
+def _one(made: Schedule, asked: AnySchedule | None, *, as_json: bool) -> None:
+    own = made if asked is None else asked
     if as_json:
-        face.show_json(_document(made))
+        face.show_json(_document(made, _long_run(made, own)))
         return
     steps = f" x {made.num_steps} steps" if made.num_steps > 1 else ""
     sizes = f"{made.num_stages} stages on {made.num_ranks} ranks"
@@ -220,7 +251,7 @@ def _one(made: Schedule, *, as_json: bool) -> None:
     with face.busy("counting"):
         idle_s, held, share = bubble(made), peak_activations(made), bubble_fraction(made)
         alive, lives = versions(made).alive, made.stage_ranks
-        steady, each_s = steady_bubble_fraction(made), steady_s(made)
+        steady, each_s = _long_run(made, own)
     rows = [
         (rank, f"{idle_s[rank]:g} s", held[rank], max(_of_rank(rank, alive, lives), default=0))
         for rank in range(made.num_ranks)
@@ -234,15 +265,15 @@ def _of_rank(rank: int, alive: Sequence[int], lives: Sequence[Sequence[int]]) ->
     return (count for count, ranks in zip(alive, lives, strict=True) if rank in ranks)
 
 
-def _document(made: Schedule) -> dict[str, Json]:
+def _document(made: Schedule, long_run: _SteadyStep) -> dict[str, Json]:
     return {
         "name": made.name,
         "stages": made.num_stages,
         "micro_batches": made.num_micro_batches,
         "ranks": [list(words.split()) for words in made.words()],
         "bubble_fraction": bubble_fraction(made),
-        "steady_bubble_fraction": steady_bubble_fraction(made),
-        "steady_s": steady_s(made),
+        "steady_bubble_fraction": long_run.idle_fraction,
+        "steady_s": long_run.step_s,
         "peak_activations": list(peak_activations(made)),
         "weight_versions": list(versions(made).alive),
         "weight_copies": list(weight_copies(made)),
