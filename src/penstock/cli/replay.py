@@ -11,10 +11,11 @@ import typer
 from penstock.cli import face
 from penstock.cluster.cluster import Cluster
 from penstock.errors import PlanError, ProfileError, ScheduleError, TimelineError
-from penstock.files import Json
+from penstock.files import Json, read_json
 from penstock.plan.plan import Plan
 from penstock.schedule.orders import KINDS, Kind
 from penstock.schedule.recipe import AnySchedule, name_of, trains
+from penstock.timeline.breakdown import PARTS, breakdown_from_json
 from penstock.timeline.timeline import Timeline, step_s
 from penstock.training import saved
 from penstock.training.ask import schedule_asked
@@ -38,6 +39,9 @@ def replay(  # noqa: PLR0913 - the command's flags
         float | None, typer.Option(metavar="SECONDS", help="Messages take this much longer.")
     ] = None,
     cluster: Annotated[Path | None, typer.Option(help="Links of these machines (TOML).")] = None,
+    faster_data: Annotated[
+        float | None, typer.Option(metavar="X", help="Waiting for data; inf: none.")
+    ] = None,
     faster_rank: Annotated[list[str] | None, typer.Option(metavar="R=X")] = None,
     faster_stage: Annotated[list[str] | None, typer.Option(metavar="S=X")] = None,
     faster_kind: Annotated[list[str] | None, typer.Option(metavar="K=X", help="F B I W U")] = None,
@@ -58,14 +62,11 @@ def replay(  # noqa: PLR0913 - the command's flags
         kinds=_pairs("--faster-kind", faster_kind, _kind),
         links=1.0 if faster_link is None else faster_link,
         latency_s=latency or 0.0,
+        data=1.0 if faster_data is None else faster_data,
         cluster=None if cluster is None else Cluster.load(cluster),
         num_micro_batches=micro_batches,
     )
-    orders = [schedule_asked(text) for text in schedule or ()]
-    for each in orders:
-        if not trains(each):
-            hint = "take one of the others that `penstock schedule` lists"
-            raise PlanError(f"{name_of(each)} has no backward pass: it cannot train", hint=hint)
+    orders = [_order_asked(text) for text in schedule or ()]
     run = load(folder)
     asked = list(_asked(whole, orders))
     with face.progress("replaying") as tell:
@@ -74,6 +75,18 @@ def replay(  # noqa: PLR0913 - the command's flags
         face.show_json(_document(run, answers))
     else:
         _show(run, answers)
+
+
+def _order_asked(text: str) -> AnySchedule:
+    """Return the schedule that a text names.
+
+    Raises:   PlanError: it does not train.
+    """
+    asked = schedule_asked(text)
+    if not trains(asked):
+        hint = "take one of the others that `penstock schedule` lists"
+        raise PlanError(f"{name_of(asked)} has no backward pass: it cannot train", hint=hint)
+    return asked
 
 
 def load(folder: Path) -> "Run":
@@ -98,11 +111,26 @@ def load(folder: Path) -> "Run":
     basis = saved.load_basis(plan, chosen)
     timeline = Timeline.load(trace)
     try:
-        return measured_run(chosen, basis.graph, timeline, basis.profiles, basis.cluster)
+        about = basis.graph, timeline, basis.profiles, basis.cluster
+        return measured_run(chosen, *about, data_s=_data_s(folder))
     except TimelineError as problem:
         hint = "the folder holds files of two runs: train again"
         message = f"{trace} does not belong to the plan beside it: {problem.message}"
         raise TimelineError(message, hint=hint) from problem
+
+
+def _data_s(folder: Path) -> tuple[float, ...]:
+    """Return the seconds of a step that each rank waited for data; empty: it is not known.
+
+    Raises:   TimelineError: the summary is damaged.
+    """
+    path = folder / "summary.json"
+    summary = read_json(path, TimelineError, "summary") if path.exists() else None
+    if not isinstance(summary, dict) or summary.get("breakdown") is None:
+        return ()
+    measured = breakdown_from_json(summary["breakdown"])
+    at = PARTS.index("data")
+    return tuple(row[at] / measured.num_steps for row in measured.seconds)
 
 
 # -- what is asked ---------------------------------------------------------------------------------
@@ -144,6 +172,7 @@ def _asked(whole: "Change", schedules: Sequence[AnySchedule]) -> "Iterator[tuple
     parts += [replace(nothing, stages=(pair,)) for pair in whole.stages]
     parts += [replace(nothing, kinds=(pair,)) for pair in whole.kinds]
     parts += [replace(nothing, links=whole.links), replace(nothing, latency_s=whole.latency_s)]
+    parts += [replace(nothing, data=whole.data)]
     parts += [replace(nothing, cluster=whole.cluster)]
     parts += [replace(nothing, num_micro_batches=whole.num_micro_batches)]
     parts = [part for part in parts if part != nothing]
@@ -216,6 +245,14 @@ def _shares(run: "Run") -> list[tuple[str, float]]:
     seconds: defaultdict[str, float] = defaultdict(float)
     for hop in critical_path(run.program, run.timeline).hops:
         seconds[_words(hop)] += hop.end_s - hop.start_s
+    for rank, each_s in enumerate(run.data_s):
+        unknown, left_s = f"nothing, on rank {rank}", each_s * run.program.num_steps
+        for words in (unknown, f"handling messages on rank {rank}"):
+            part_s = min(left_s, seconds.get(words, 0.0))
+            if part_s > 0:
+                seconds[f"waiting for data on rank {rank}"] += part_s
+                seconds[words] -= part_s
+                left_s -= part_s
     return sorted(seconds.items(), key=lambda pair: -pair[1])
 
 

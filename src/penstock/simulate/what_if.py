@@ -34,6 +34,7 @@ from penstock.schedule.recipe import (
     units_of,
 )
 from penstock.simulate.carry import carried
+from penstock.simulate.fed import data_waits, fed
 from penstock.simulate.matched import Floats
 from penstock.simulate.price import costs_of
 from penstock.simulate.recorded import UNDER_WAY, Recorded
@@ -43,6 +44,7 @@ from penstock.simulate.suited import Setting, suited, takes_seconds
 from penstock.timeline.spans import SPAN_KINDS
 from penstock.timeline.timeline import Timeline, step_s
 
+_SEEN = 0.01  # of a step
 WINDOW = 8  # steps of an asynchronous schedule, where the run drained after each
 
 
@@ -53,6 +55,7 @@ class Change:
     ranks, stages, kinds   (which, how many times faster): computes and updates
     links                  messages and sums over several ranks, how many times faster; inf: free
     latency_s              each message is under way this much longer
+    data                   what ranks wait for their data, how many times faster; inf: not at all
     cluster                messages and sums take what the links of these machines say
     schedule, num_micro_batches   another order of work; more or fewer micro-batches of a replica
 
@@ -64,13 +67,14 @@ class Change:
     kinds: tuple[tuple[Kind, float], ...] = ()
     links: float = 1.0
     latency_s: float = 0.0
+    data: float = 1.0
     cluster: Cluster | None = None
     schedule: str | AnySchedule | None = None
     num_micro_batches: int | None = None
 
     def __post_init__(self) -> None:
         times = [times for pairs in (self.ranks, self.stages, self.kinds) for _, times in pairs]
-        for number in (*times, self.links):
+        for number in (*times, self.links, self.data):
             if not number > 0:
                 hint = "2 is twice as fast, 0.5 takes twice as long"
                 raise PlanError(f"{number:g} times faster cannot be", hint=hint)
@@ -99,12 +103,22 @@ class Change:
             )
         if self.latency_s:
             yield f"messages {1e3 * self.latency_s:g} ms longer under way"
+        if self.data != 1.0:
+            yield (
+                f"data {self.data:g} times faster"
+                if self.data < float("inf")
+                else "no wait for data"
+            )
         if self.cluster is not None:
             yield "links of another cluster"
 
 
 class Run(NamedTuple):
-    """A run that was measured: its program and the seconds of all instructions."""
+    """A run that was measured: its program and the seconds of all instructions.
+
+    data_s:   by rank, of a step, that it waited for data; empty: unknown.
+    waits_s:  by row of the program, of them those before it.
+    """
 
     plan: Plan
     graph: Graph
@@ -114,6 +128,8 @@ class Run(NamedTuple):
     timeline: Timeline
     recorded: Recorded
     replayed_s: float  # per step, of the window simulated with these seconds
+    data_s: tuple[float, ...]
+    waits_s: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,17 +156,22 @@ def measured_run(
     timeline: Timeline,
     profiles: Profiles | None = None,
     cluster: Cluster | None = None,
+    *,
+    data_s: tuple[float, ...] = (),
 ) -> Run:
     """Return the run of `plan` that gave the measured `timeline`.
 
     profiles: only to divide B into I and W.  cluster: only for sums that were not run.
+    data_s:   as in `Run`.
     Raises:   PlanError, GraphError, ScheduleError: the plan is for another graph, or cannot be
               lowered.  TimelineError: not a timeline of this plan, or not a measured one.
     """
     program = lower_plan(plan, graph, num_steps=_num_steps(plan, timeline))
     recorded = record(program, timeline)
     replayed_s = step_s(simulate(program, recorded, spans=False)) / program.num_steps
-    return Run(plan, graph, profiles, cluster, program, timeline, recorded, replayed_s)
+    waits_s = data_waits(program, timeline, data_s)
+    about = plan, graph, profiles, cluster, program, timeline
+    return Run(*about, recorded, replayed_s, data_s, waits_s)
 
 
 def _num_steps(plan: Plan, timeline: Timeline) -> int:
@@ -206,8 +227,9 @@ def changed(run: Run, change: Change) -> Plan:
 def lowered(run: Run, change: Change) -> tuple[Program, Recorded, tuple[str, ...]]:
     """Return the program of the change, its seconds before they are scaled, what they rest on."""
     plan = changed(run, change)
+    recorded = fed(run.program, run.recorded, run.waits_s, change.data)
     if plan == run.plan:
-        return run.program, run.recorded, ()
+        return run.program, recorded, ()
     stages = stages_of(plan, run.graph)
     several = is_asynchronous(plan)
     steps = (run.program.num_steps if is_asynchronous(run.plan) else WINDOW) if several else 1
@@ -216,7 +238,7 @@ def lowered(run: Run, change: Change) -> tuple[Program, Recorded, tuple[str, ...
     costs = None
     if run.profiles is not None:
         costs = costs_of(run.graph, stages, run.profiles, copies=plan.offloads)
-    other = carried(run.program, run.recorded, program, costs=costs, cluster=run.cluster)
+    other = carried(run.program, recorded, program, costs=costs, cluster=run.cluster)
     copies = ("copies of weights as free",) if several and not is_asynchronous(run.plan) else ()
     return program, other.recorded, (*other.rests_on, *copies)
 
@@ -300,9 +322,13 @@ def _sums(program: Program, sum_s: Floats, change: Change) -> Floats:
 def usual_changes(run: Run) -> Iterator[tuple[str, Change]]:
     """Yield the changes that are asked for first, in words.
 
-    Free links; each rank a tenth faster; stages that take equally long; every other schedule that
-    drains and puts the same stages on the same number of ranks.
+    No wait for data, where that is a hundredth of a step; free links; each rank a tenth faster;
+    stages that take equally long; every other schedule that drains and puts the same stages on the
+    same number of ranks.
     """
+    if max(run.data_s, default=0.0) > _SEEN * run.replayed_s:
+        change = Change(data=float("inf"))
+        yield str(change), change
     if run.program.num_ranks > 1:
         named = (
             Change(links=float("inf")),
