@@ -101,3 +101,12 @@ def test_several_ranks_and_an_optimizer_that_stays():
         planned(1024)
     allowed, unit = re.search(r"allow ([\d.]+) KiB( or more)", str(caught.value.hint)).groups()
     assert planned(int(1024 * float(allowed))).predicted, unit
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_what_is_fixed_of_recompute_leaves_the_rest_to_the_search(recompute: bool):
+    cap = int(0.4 * whole_bytes())
+    plan = planned(cap, recompute=recompute)
+    assert plan.predicted.peak_bytes[0] <= cap
+    assert set(plan.recompute) == {recompute}
+    assert plan.offloads

@@ -12,8 +12,9 @@ from penstock.cluster import Cluster, Link
 from penstock.errors import PlanError
 from penstock.plan import Plan, plan_by_hand
 from penstock.search import Fixed, search
+from penstock.search.field import Effort, Field
 from penstock.search.judge import Judge
-from penstock.search.moves import MayMove, StageMove
+from penstock.search.moves import Climber, MayMove, StageMove
 from tests.search.chains import chain, cluster_of, profile_of
 
 GRAPH = chain([400, 300, 500], [60, 40, 20])
@@ -106,3 +107,18 @@ def test_moves_that_a_plan_cannot_have_are_none() -> None:
     assert StageMove("prefetch", -1, 1).apply(plan) is None  # of nothing
     assert StageMove("beside", -1, True).apply(plan) is None
     assert StageMove("again", 0, False).apply(plan) is None  # as it is
+
+
+def test_room_is_made_where_a_byte_costs_least() -> None:
+    graph = chain([10] * 6, [500, 10] * 3)  # the first result of a stage is what it can repeat
+    profile = profile_of(graph, [0.05, 0.05, 0.01, 0.01, 0.03, 0.03])
+    plan = plan_by_hand(graph, [1, 3], "breadth_first", num_micro_batches=4, num_ranks=1)
+    peak = max(Judge(graph, profile, cluster_of(1)).candidate(plan).peak_bytes)
+    judge = Judge(graph, profile, cluster_of(1, memory_bytes=peak - 600))
+    only = MayMove(again=True, far=False, state=False, shards=False, beside=False, cuts=False)
+    climber = Climber(Field(judge, [plan], "time", Effort()), only)
+    made = climber.lowered(judge.candidate(plan), beside=False)
+    assert not made.refused
+    ways = itertools.product((False, True), repeat=3)
+    tried = [judge.candidate(replace(plan, recompute=way)) for way in ways]
+    assert made.step_s == min(each.step_s for each in tried if not each.refused)

@@ -15,6 +15,7 @@ from penstock.graph.graph import Graph
 from penstock.plan import Plan, Prediction, plan_by_hand
 from penstock.profile import Profile
 from penstock.schedule import SCHEDULES, Builder, find, one_f_one_b
+from penstock.schedule.layer_pipe import layer_pipe
 from penstock.schedule.recipe import name_of
 from penstock.search import Candidate, Fixed, evaluate, search
 from penstock.search.balance import balanced_cuts, balanced_cuts_on
@@ -59,6 +60,11 @@ def shapes(graph: Graph, ranks: int, count: int) -> list[tuple[int, int, int, st
                 built = [builds(make, stages, share, depth) for share in shares]
                 if stages <= len(graph.cut_points) + 1 and all(built):
                     found.append((replicas, depth, stages, make.__name__, max(shares)))
+        for stages in {depth + 1, 2 * depth} if depth > 1 else ():
+            made = [layer_pipe(stages, share, processors=depth).num_ranks for share in shares]
+            if stages <= len(graph.cut_points) + 1 and {*made} == {depth}:
+                name = f"layer_pipe(processors={depth})"
+                found.append((replicas, depth, stages, name, max(shares)))
         for ways in on_several(depth):
             if len(ways) <= len(graph.cut_points) + 1 and max(ways) <= min(shares):
                 for policy in "AB":
@@ -86,7 +92,7 @@ def builds(make: Builder, stages: int, count: int, ranks: int) -> bool:
 
 
 def shape_of(plan: Plan) -> tuple[int, int, int, str, int]:
-    name = name_of(plan.schedule)
+    name = re.sub(", work=[0-9-]+", "", name_of(plan.schedule))
     return (plan.replicas, plan.num_ranks, plan.num_stages, name, plan.num_micro_batches)
 
 

@@ -15,9 +15,10 @@ PLAIN = profile_of(GRAPH, [1.0] * 4)
 
 
 def test_a_stage_is_on_several_ranks_where_others_have_the_weights():
-    plan = search(GRAPH, PLAIN, cluster_of(3, link=LINK), micro_batches=12).plan
+    fixed = Fixed(schedule="dapple")
+    plan = search(GRAPH, PLAIN, cluster_of(3, link=LINK), micro_batches=12, fixed=fixed).plan
     assert (plan.replicas, plan.num_stages, plan.num_ranks) == (1, 2, 3)
-    assert plan.schedule.name in ("dapple(policy=A, ranks=2-1)", "dapple(policy=B, ranks=2-1)")
+    assert plan.schedule.name == "dapple(ranks=2-1)"
     assert plan.cuts == (2,)  # the weights stand on one rank
     whole = plan_by_hand(GRAPH, [], "one_f_one_b", num_micro_batches=4, replicas=3)
     pipe = plan_by_hand(GRAPH, [0, 2], "one_f_one_b", num_micro_batches=12)

@@ -230,7 +230,7 @@ def _line(curve: Curve, frame: Frame) -> tuple[Floats, Floats]:
 
 
 def _hidden(box: Box, lines: Sequence[tuple[Floats, Floats]], taken: Sequence[Box]) -> int:
-    """Return how many pixels of curves a name would hide; another name weighs more than all."""
+    """Return the pixels of curves that a name would hide; another name weighs more than all."""
     count = sum(
         box.left < each.right
         and each.left < box.right

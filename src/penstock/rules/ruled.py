@@ -7,7 +7,7 @@ must not be, or what becomes of a piece; a stage is of pieces of which the same 
 import difflib
 import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
@@ -65,6 +65,13 @@ class Ruled:
     def forbidden(self) -> frozenset[int]:
         """Return the cut points that must not be cuts."""
         return frozenset(at for at, said in self.ends.items() if said.value == "may not")
+
+    def with_rest(self, aspect: Aspect, rule: Rule, graph: Graph) -> "Ruled":
+        """Return what these rules say, and what `rule` does of every piece of which none does."""
+        rest = dict.fromkeys(range(len(graph.cut_points) + 1), Said(rule.how, rule))
+        return replace(
+            self, values={**self.values, aspect: {**rest, **self.values.get(aspect, {})}}
+        )
 
     def said(self, aspect: Aspect, piece: int) -> str | None:
         """Return the value that a rule gives a piece; None: none does."""

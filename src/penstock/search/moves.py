@@ -9,9 +9,14 @@ stage that is gathered early, another kept whole, a third with its state in far 
 is what lacks less; then what is faster.  Where no single move helps, a move that is faster but
 lacks memory is taken with one that frees it, in the order of what both together should take.
 
+`lowered` begins with the fastest plan that is found as if there were room for all, and takes the
+moves that cost the fewest seconds for a byte that lacks, until it fits: so more room gives hardly
+ever a slower plan.
+
 Source:  the four passes of DeepCompile, arXiv:2504.09983, decided together; not its fixed order.
 """
 
+import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple, TypeAlias, cast, get_args
@@ -24,11 +29,13 @@ from penstock.schedule.recipe import copied_of
 from penstock.search.candidate import Candidate
 from penstock.search.field import Field
 from penstock.search.judge import Judge
+from penstock.search.recompute import keeping_all
 from penstock.search.sharded import in_units, lets_go, order
 
 _FEWEST, _MOST = 60, 600  # plans that are simulated
 _ACTIONS = 40_000  # of all of them, stages times micro-batches of a step
 _MOST_PAIRS = 24  # of moves that are simulated together, for each climb
+_TOPS = 4  # from which pairs of moves are tried
 _WORTH = 0.005  # of a step: what more decisions have to gain
 _WORTH_PLAIN = 0.05  # where none is needed: the simplest plan within that is taken
 _NOTICED_S = 1e-3  # then: of less, in a step, no prediction tells
@@ -101,10 +108,10 @@ def _placed(plan: Plan, words: Sequence[Offloaded], parts: Sequence[Sharding]) -
     )
 
 
-def _bare(plan: Plan) -> Plan:
-    """Return the plan with everything near, whole and kept."""
-    near = (False,) * plan.num_stages
-    return replace(plan, offload=(), beside=False, shard=(), prefetch=0, parts=(), recompute=near)
+def _bare(judge: Judge, plan: Plan) -> Plan:
+    """Return the plan with everything near, whole, and kept but for what rules say."""
+    kept = keeping_all(judge, plan)
+    return replace(kept, offload=(), beside=False, shard=(), prefetch=0, parts=())
 
 
 class MayMove(NamedTuple):
@@ -162,19 +169,65 @@ class Climber:
         """Return whether no further plan is simulated."""
         return len(self._known) >= self._most or self.field.is_over()
 
-    def climbed(self, best: Candidate, *, beside: bool) -> Candidate:
-        """Return the best candidate that is reached from `best` by single moves and pairs.
+    def climbed(self, best: Candidate, *, beside: bool, pairs: bool = False) -> Candidate:
+        """Return the best candidate that is reached from `best` by single moves.
 
-        beside:  whether copies may run beside computes.
+        beside:  whether copies may run beside computes.  pairs: by pairs of moves, too.
         """
-        self._may = self._may._replace(beside=beside)
-        before, plan = None, best.plan
-        most = _ACTIONS // (plan.num_stages * plan.step_micro_batches)
-        self._most = len(self._known) + max(_FEWEST, min(_MOST, most)) // 2
+        self._allow(best.plan, beside=beside)
+        if not pairs:
+            return self._by_singles(best)
+        before = None
         while best is not before and not self.is_over():
             before = best
             best = self._by_pairs(self._by_singles(best))
         return best
+
+    def lowered(self, start: Candidate, *, beside: bool) -> Candidate:
+        """Return what fits below the fastest plan that singles reach from `start` without a cap.
+
+        Where nothing fits, the one that lacks least.
+        """
+        self._allow(start.plan, beside=beside)
+        best, before = start, None
+        while best is not before:
+            before = best
+            for move in self._may.moves(best.plan):
+                made = None if self.is_over() else self._with(best, move)
+                if made is not None and made.peak_bytes and made.step_s < best.step_s:
+                    best = made
+        return self._relieved(best) if best.refused else best
+
+    def _relieved(self, best: Candidate) -> Candidate:
+        """Return the candidate with moves that free what lacks, the cheapest for a byte first.
+
+        What a move frees and costs is simulated anew before it is taken.
+        """
+        queue = [(0.0, at, move) for at, move in enumerate(self._may.moves(best.plan))]
+        while best.refused and queue and not self.is_over():
+            _, at, move = heapq.heappop(queue)
+            made = self._with(best, move)
+            freed = self._freed(best, made)
+            if made is None or not freed:
+                continue
+            price = (made.step_s - best.step_s) / freed
+            if queue and price > queue[0][0]:
+                heapq.heappush(queue, (price, at, move))
+            else:
+                best = made
+        return best
+
+    def _freed(self, best: Candidate, made: Candidate | None) -> int:
+        """Return how many bytes less lack of a candidate; 0 where not fewer."""
+        if made is None or not made.peak_bytes:
+            return 0
+        return max(0, self.judge.lacking_bytes(best) - self.judge.lacking_bytes(made))
+
+    def _allow(self, plan: Plan, *, beside: bool) -> None:
+        """Allow as many more plans as there is time for in one climb."""
+        self._may = self._may._replace(beside=beside)
+        most = _ACTIONS // (plan.num_stages * plan.step_micro_batches)
+        self._most = len(self._known) + max(_FEWEST, min(_MOST, most)) // 2
 
     def _by_singles(self, best: Candidate) -> Candidate:
         before = None
@@ -247,7 +300,8 @@ class Climber:
         wanted = [(replicas[0], "shard")] if replicas and self._may.shards else []
         wanted += [(plan, "far")] if is_short and self._may.far and self._may.state else []
         for of, what in wanted:
-            units = in_units(self.judge, _bare(of)) if self._may.cuts else _bare(of)
+            bare = _bare(self.judge, of)
+            units = in_units(self.judge, bare) if self._may.cuts else bare
             shard: tuple[Sharding, ...] = ("shard",) * units.num_stages if of.replicas > 1 else ()
             far: tuple[Offloaded, ...] = ("all",) * units.num_stages if what == "far" else ()
             made = replace(units, shard=shard, offload=far)
@@ -287,6 +341,7 @@ def with_moves(
     rows = sorted(movable, key=lambda candidate: order(field, candidate))
     best = next(iter(rows), None)
     forms: set[tuple[object, ...]] = set()
+    tops: list[Candidate] = []
     for start in (*rows, *climber.starts(rows)):
         plan = start.plan
         form = plan.cuts, plan.schedule, plan.replicas, plan.hosts, start in rows
@@ -296,9 +351,18 @@ def with_moves(
             continue
         forms.add(form)
         made = climber.climbed(start, beside=may.beside and copies_beside(plan))
+        tops.append(made)
         if _is_worth(field, made, best):
             best = made
             yield made
+    if best is not None and (best.refused or _does_without(best.plan)) and not field.is_over():
+        beside = may.beside and copies_beside(best.plan)
+        tops = sorted({*tops, best}, key=lambda each: order(field, each))[:_TOPS]
+        for start in (climber.lowered(best, beside=beside), *tops):
+            made = climber.climbed(start, beside=beside, pairs=True)
+            if _is_worth(field, made, best):
+                best = made
+                yield made
 
 
 def _is_worth(field: Field, candidate: Candidate, best: Candidate) -> bool:

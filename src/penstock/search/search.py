@@ -21,7 +21,8 @@ from penstock.program.passes.offload import Offloaded
 from penstock.program.passes.receive_early import early_on
 from penstock.program.passes.shard import Sharding
 from penstock.rules.rewrite import made_to_keep
-from penstock.rules.ruled import ruled
+from penstock.rules.rule import Rule
+from penstock.rules.ruled import ASKED, Ruled, ruled
 from penstock.schedule.recipe import Recipe, any_schedule, name_of, trains
 from penstock.search.balance import ANYWHERE, StageEnds, balanced_cuts_on
 from penstock.search.candidate import Candidate, Objective
@@ -38,6 +39,7 @@ from penstock.search.sharded import with_shards
 from penstock.search.simplest import exactest, simplest, why_simplest
 from penstock.search.tried import tried_beside
 from penstock.search.turns import by_speed
+from penstock.search.worked import by_work
 from penstock.timeline.timeline import Timeline
 from penstock.units import KiB, format_bytes
 
@@ -97,7 +99,7 @@ def search(  # noqa: PLR0913 - what there is, and one for each request
               ScheduleError: `fixed` names a schedule that does not exist.
               ProfileError: a profile is of another graph, or none is of some device.
     """
-    suits, rules = not _has_seconds(fixed), ruled(fixed.rules, graph)
+    suits, rules = not _has_seconds(fixed), _ruled(fixed, graph)
     judge = Judge(graph, profiles, cluster, suits=suits, rules=rules)
     cutter = _Cutter(judge, clip=clip)
     plans = [
@@ -107,7 +109,7 @@ def search(  # noqa: PLR0913 - what there is, and one for each request
     ]
     if not plans:
         raise cutter.problem or nothing_fits(graph, cluster, micro_batches, fixed)
-    may_rescue = fixed.recompute is None and not any(plan.offloads for plan in plans)
+    may_rescue = not any(plan.offloads for plan in plans)
     effort = Effort(prune, may_rescue, is_over, progress)
     field = Field(judge, plans, objective, effort)
     (best, *others), cut_short = _polished(field, cutter, fixed), field.was_cut_short
@@ -122,6 +124,15 @@ def search(  # noqa: PLR0913 - what there is, and one for each request
     tried = tried_beside(judge, chosen, candidates, micro_batches)
     plan = decide(chosen.plan, why, Prediction(chosen.step_s, chosen.peak_bytes, chosen.usd, tried))
     return SearchResult(plan, candidates, front, field.tally(), cut_short)
+
+
+def _ruled(fixed: Fixed, graph: Graph) -> Ruled:
+    """Return what rules say, and of each piece whether it is recomputed where that is fixed."""
+    rules = ruled(fixed.rules, graph)
+    if fixed.recompute is None:
+        return rules
+    rule = Rule("recompute", "*", "yes" if fixed.recompute else "no", ASKED)
+    return rules.with_rest("recompute", rule, graph)
 
 
 def _plainest(
@@ -168,7 +179,8 @@ def _polished(field: Field, cutter: "_Cutter", fixed: Fixed) -> list[Candidate]:
     may = {"moves_state": not fixed.state_stays, "may_cut": fixed.stages is None}
     far = with_far(field, cutter.copies_beside, **may)
     others = [*moved, *copied, *sharded, *far]
-    others += with_less_kept(field, others, [each for each in sharded if each.refused])
+    if fixed.recompute is None:
+        others += with_less_kept(field, others, [each for each in sharded if each.refused])
     others += with_moves(field, others, cutter.copies_beside, _may_move(judge, fixed))
     usable = [candidate for candidate in others if not candidate.refused]
     if not usable:
@@ -188,7 +200,9 @@ def _may_move(judge: Judge, fixed: Fixed) -> MayMove:
     state = not fixed.state_stays
     cuts = fixed.stages is None and fixed.schedule is None
     shards = state and not fixed.whole
-    return MayMove(again=True, far=far, state=state, shards=shards, beside=True, cuts=cuts)
+    return MayMove(
+        again=fixed.recompute is None, far=far, state=state, shards=shards, beside=True, cuts=cuts
+    )
 
 
 def evaluate(
@@ -248,7 +262,7 @@ class _Cutter:
         except PlanError as problem:  # not with this schedule
             self.problem = self.problem or problem
             return
-        plan = with_cuts(self.judge.graph, bare, cuts)
+        plan = by_work(self.judge, with_cuts(self.judge.graph, bare, cuts))
         wires = [plan.wire, fixed.wire] if shape.num_ranks > 1 else [plan.wire]
         for recompute, wire in itertools.product(self._choices(fixed), dict.fromkeys(wires)):
             again = replace(plan, recompute=(recompute,) * shape.stages, wire=wire)

@@ -17,6 +17,7 @@ from penstock.rules.rule import Rule
 from penstock.schedule import SCHEDULES
 from penstock.schedule.dapple import dapple, turns_of
 from penstock.schedule.grid import evenly, unlike
+from penstock.schedule.layer_pipe import layer_pipe
 from penstock.schedule.recipe import (
     AnySchedule,
     Recipe,
@@ -140,6 +141,8 @@ def _pipelines(
     wanted = fixed.schedule
     asked = _wanted(wanted, num_ranks, most) if wanted else _synchronous(num_ranks, most)
     for each in asked:
+        if each == _layered(num_ranks) and _wants_order(fixed):
+            continue  # what it divides, two ranks have
         for stages in _stage_counts(each, num_ranks) if fixed.stages is None else (fixed.stages,):
             if not 1 <= stages <= most:
                 continue
@@ -151,20 +154,29 @@ def _pipelines(
 
 
 def _wanted(given: str | AnySchedule, num_ranks: int, most: int) -> list[AnySchedule]:
-    """Return the schedules that `given` leaves: one, but for 1F1B-RR if the ranks are not said.
+    """Return the schedules that `given` leaves: one, unless it can divide ranks and does not say.
 
-    Then each way to divide so many ranks among stages; of more than 6, those in which one stage
-    has more than one.
+    Of 1F1B-RR each way to divide so many ranks among stages, of dapple too; of more than 6, those
+    in which one stage has more than one.  Of layer_pipe, also on as many processors.
     """
     asked = any_schedule(given)
-    if not isinstance(asked, Recipe) or asked.builder != "round_robin":
+    if not isinstance(asked, Recipe):
         return [asked]
-    if "ranks" in dict(asked.arguments):
+    if asked == Recipe(layer_pipe.__name__):
+        return [asked, _layered(num_ranks)]
+    if asked.builder not in ("round_robin", dapple.__name__) or "ranks" in dict(asked.arguments):
         return [asked]
-    return [
+    ways: list[AnySchedule] = [
         replace(asked, arguments=(*asked.arguments, ("ranks", _words(ranks))))
         for ranks in _divided(num_ranks, most)
+        if asked.builder == "round_robin" or max(ranks) > 1
     ]
+    return ways if asked.builder == "round_robin" else [asked, *ways]
+
+
+def _layered(num_ranks: int) -> Recipe:
+    """Return layer_pipe of more stages than ranks; the search says what work they are."""
+    return Recipe(layer_pipe.__name__, (("processors", num_ranks),))
 
 
 def _divided(num_ranks: int, most: int) -> Iterator[tuple[int, ...]]:
@@ -212,7 +224,7 @@ def _synchronous(num_ranks: int, most: int) -> list[Recipe]:
     each = (Recipe(make.__name__) for make in SCHEDULES)
     found = [recipe for recipe in each if trains(recipe) and not has_window(recipe)]
     several = [ranks for ranks in _divided(num_ranks, most) if 1 < len(ranks) < num_ranks]
-    return found + [
+    return [*found, _layered(num_ranks)] + [
         Recipe(dapple.__name__, (("policy", policy), ("ranks", _words(ranks))))
         for ranks in several
         for policy in ("A", "B")
@@ -232,6 +244,8 @@ def _stage_counts(schedule: AnySchedule, num_ranks: int) -> tuple[int, ...]:
         named = turns_of(str(dict(schedule.arguments)["ranks"]))
         left = num_ranks - sum(map(len, named))
         return (len(named) + left,) if left >= 0 else ()
+    if schedule == _layered(num_ranks):
+        return num_ranks + 1, 2 * num_ranks
     if shares_ranks(schedule):
         one = (num_ranks,) if schedule.takes_links else ()
         return *one, 2 * num_ranks, 3 * num_ranks

@@ -49,7 +49,7 @@ def svg_of(timeline: "Timeline", title: str = "") -> str:
 
 
 def picture_of(timeline: "Timeline", words: str) -> str:
-    """Return what a notebook shows of a timeline: its picture, if not very long, and words."""
+    """Return the HTML of a timeline for a notebook: its picture, if not very long, and words."""
     below = f"<p>{escape(words)}</p>".replace("\n", "<br>")
     return below if len(timeline.spans) > _MOST_DRAWN else f"{svg_of(timeline)}{below}"
 
