@@ -12,10 +12,11 @@ from penstock.errors import PlanError, ProfileError, ScheduleError, TimelineErro
 from penstock.plan import Plan, plan_by_hand
 from penstock.plan.lower import lower_plan
 from penstock.profile import Profile
+from penstock.program.codes import JOINS, WORKS
 from penstock.program.lower import chain, lower, lower_schedule
 from penstock.schedule import gpipe, one_f_one_b
 from penstock.simulate import Recorded, record, simulate
-from penstock.simulate.carry import carried
+from penstock.simulate.carry import _sums, carried
 from penstock.simulate.what_if import (
     WINDOW,
     Change,
@@ -23,6 +24,7 @@ from penstock.simulate.what_if import (
     balanced,
     changed,
     measured_run,
+    scaled,
     usual_changes,
     what_if,
 )
@@ -157,6 +159,16 @@ def test_balanced_stages_take_equally_long(seed: int):
     assert first == pytest.approx(second)
     whole = sum(sum(kind_s(run.timeline, kind)) for kind in ("F", "B"))
     assert first + second == pytest.approx(whole)
+
+
+def test_gathers_of_shards_are_among_the_collectives_that_links_make_faster():
+    program = lower_plan(replace(plan_of(replicas=2), shard=("shard", "shard")), GRAPH)
+    joins, works = (int(of[program.code.op].sum()) for of in (JOINS, WORKS))
+    recorded = Recorded(np.ones(works), np.ones(joins), None, np.zeros(program.num_ranks))
+    found = scaled(program, recorded, Change(links=2.0)).sum_s
+    assert found.tolist() == [0.5] * joins
+    carried, _ = _sums(program, recorded, program, None)
+    assert carried.tolist() == [1.0] * joins
 
 
 def test_usual_questions_are_links_ranks_balance_and_schedules_that_fit():

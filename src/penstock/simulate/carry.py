@@ -25,7 +25,7 @@ import numpy as np
 
 from penstock.cluster.cluster import Cluster
 from penstock.errors import ProfileError
-from penstock.program.codes import COPIES, COST_ROW, REDUCE, SEND, WORKS
+from penstock.program.codes import COPIES, COST_ROW, JOINS, REDUCE, SEND, WORKS
 from penstock.program.instructions import Reduce
 from penstock.program.program import Program
 from penstock.schedule.orders import KINDS, B, I, W
@@ -199,7 +199,9 @@ def _sums(
 ) -> tuple[Floats, Notes]:
     own: dict[tuple[int, int, str, str], float] = {}
     all_of: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
-    for (where, reduce), seconds in zip(_reduces(program), recorded.sum_s.tolist(), strict=True):
+    is_sum = program.code.op[np.flatnonzero(JOINS[program.code.op])] == REDUCE
+    sums_s, gathers_s = recorded.sum_s[is_sum].tolist(), recorded.sum_s[~is_sum].tolist()
+    for (where, reduce), seconds in zip(_reduces(program), sums_s, strict=True):
         own[*where, reduce.how, reduce.bucket] = seconds
         all_of[reduce.how, reduce.bucket].append(seconds)
     found, notes = list[float](), Notes()
@@ -212,7 +214,10 @@ def _sums(
         else:
             found.append(_linked_s(reduce, cluster))
             notes["sums that were not run as the link says"] = None
-    return np.array(found), notes
+    others = other.code.op[np.flatnonzero(JOINS[other.code.op])] == REDUCE
+    taken_s = np.full(len(others), _mean(gathers_s) if gathers_s else 0.0)
+    taken_s[others] = found  # a gather takes what those of the run took, in the mean
+    return taken_s, notes
 
 
 def _linked_s(reduce: Reduce, cluster: Cluster | None) -> float:

@@ -18,7 +18,7 @@ from penstock.graph.graph import Graph
 from penstock.plan.lower import lower_plan, stages_of
 from penstock.plan.plan import Plan, is_asynchronous
 from penstock.profile.kinds import Profiles, as_tuple, places_of
-from penstock.program.codes import COMPUTE, COST_ROW, REDUCE, WORKS
+from penstock.program.codes import COMPUTE, COST_ROW, JOINS, REDUCE, WORKS
 from penstock.program.program import Program
 from penstock.schedule import SCHEDULES
 from penstock.schedule.orders import KINDS, Kind
@@ -302,11 +302,17 @@ def scaled(program: Program, recorded: Recorded, change: Change) -> Recorded:
 
 
 def _sums(program: Program, sum_s: Floats, change: Change) -> Floats:
-    """Return the seconds of the sums; those on one rank use no link."""
-    code = program.code
-    sums = [code.reductions[int(edge)] for edge in code.edge[code.op == REDUCE]]
-    found = list[float]()
-    for reduce, seconds in zip(sums, sum_s.tolist(), strict=True):
+    """Return the seconds of the sums; those on one rank use no link.
+
+    Ignores:  what another cluster makes of gathers.
+    """
+    code, found = program.code, list[float]()
+    rows = np.flatnonzero(JOINS[code.op]).tolist()
+    for row, seconds in zip(rows, sum_s.tolist(), strict=True):
+        if code.op[row] != REDUCE:
+            found.append(seconds if change.cluster is not None else seconds / change.links)
+            continue
+        reduce = code.reductions[int(code.edge[row])]
         if len(reduce.ranks) < 2:
             found.append(seconds)
         elif change.cluster is not None:
