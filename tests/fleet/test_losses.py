@@ -99,7 +99,7 @@ def test_pauses_of_checkpoints_make_no_policy_late(checkpoint_s, reform_s, has_c
     """Ten hours of work in twelve on one machine, which is lost for ever at some time."""
     job = FleetJob(
         36000, (Speed(1, 1.0),), start_s=60, checkpoint_s=checkpoint_s, reform_s=reform_s,
-        has_copies=has_copies,
+        every_s=600.0, has_copies=has_copies,
     )  # fmt: skip
     market = changing([(0, 1), (lost_s, 0), (12 * HOUR_S, 0)])
     for ruler in (GREEDY, Ruler("up", policies.uniform_progress)):
