@@ -2361,6 +2361,14 @@ BREAKS = (
         "columns of numbers in a table begin where their digits do not stand below each other",
     ),
     Break(
+        "parts_for_all_readers",
+        "runtime/for_others.py",
+        "if not divided or size > _MOST_BYTES:",
+        "if divided or size > _MOST_BYTES:",
+        ("tests/runtime/test_for_others.py",),
+        "who reads the last checkpoint's files by themselves finds parts of weights only",
+    ),
+    Break(
         "work_of_equal_stages",
         "search/worked.py",
         "_MOST * seconds / seconds.max()",

@@ -20,7 +20,10 @@ PENSTOCK = (sys.executable, "-c", "import sys; from penstock.cli import main; sy
 
 
 class Done(NamedTuple):
-    """How a command ended."""
+    """How a command ended.
+
+    err:    but for what told that something was done.
+    """
 
     code: int
     out: str
@@ -68,7 +71,9 @@ def call(
     def run(*arguments: object) -> Done:
         capfd.readouterr()
         code = main([str(argument) for argument in arguments])
-        return Done(code, *capfd.readouterr())
+        out, err = capfd.readouterr()
+        lines = err.splitlines(keepends=True)
+        return Done(code, out, "".join(line for line in lines if not line.endswith(" ...\n")))
 
     return run
 

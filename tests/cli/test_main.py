@@ -73,13 +73,21 @@ def test_command_has_at_most_ten_flags(name: str) -> None:
     what may be forgotten, the loss at which it ends and by what, its last words.
 
     `plan` has four more: units, far memory, a limit of memory, post-validation and rules are asked
-    for there too, and of `check`.  `fleet advise` has one: what a run of the job has measured.
+    for there too, and of `check`.  `fleet advise` has one: what a run of the job has measured;
+    `fleet replay` the past on which policies are fitted, `fleet predict` what ranks cost.
     """
     command = typer.main.get_command(app.app_of())
     for word in name.split():
         command = command.commands[word]
     flags = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
-    most = {"train": 28, "plan": 14, "check": 11, "fleet advise": 11}.get(name, 10)
+    most = {
+        "train": 28,
+        "plan": 14,
+        "check": 11,
+        "fleet advise": 11,
+        "fleet replay": 11,
+        "fleet predict": 11,
+    }.get(name, 10)
     assert 1 <= len(flags) <= most
     assert "--json" in [opt for flag in flags for opt in flag.opts]
 

@@ -50,9 +50,8 @@ def advise(  # noqa: PLR0913 - one argument per flag
     """Say which machines to take when: policies times pools times plans, replayed over futures.
 
     Shown is the front of dollars and hours, the choice for the deadline and the budget, and why.
-    Without a deadline: the soonest that the budget pays for.
-    The speeds of a file.py are those of the plans that are found for 1, 2, 4, ... hosts of
-    --cluster.  docs/fleet.md has the policies and the format of traces.
+    Without a deadline: the soonest that the budget pays for.  The speeds of a file.py are those of
+    plans for 1, 2, 4, ... hosts of --cluster.  docs/fleet.md has policies and traces.
 
     Example: penstock fleet advise job.toml --trace spot.csv --deadline 30h --prices 3.06,0.92
     """

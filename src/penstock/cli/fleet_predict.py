@@ -48,11 +48,9 @@ def predict(  # noqa: PLR0913 - the flags of the command
 ) -> None:
     """Predict seconds of models and devices not measured yet, from measurements of others.
 
-    Of a table: each row, held out with its group, beside what was measured; rows without seconds
-    are only predicted.  Of a job: a micro-batch, a checkpoint, a start, and the time and dollars
-    to finish.
-    Tables and their columns are in docs/fleet_predict.md.  Step time of whole configurations of a
-    transformer on clusters is what `penstock predict` estimates.
+    Of a table: each row, held out with its group, beside what was measured.  Of a job: a
+    micro-batch, a checkpoint, a start, and the time and dollars to finish.  Tables and their
+    columns are in docs/fleet_predict.md.  Whole configurations: `penstock predict`.
 
     Example: penstock fleet predict measured.csv
     """

@@ -45,7 +45,7 @@ def replay(  # noqa: PLR0913 - one argument per flag
     prices: Prices = None,
     history: Annotated[
         list[Path] | None,
-        typer.Option(metavar="TRACE", help="Fit policies on this one; may be repeated."),
+        typer.Option(metavar="TRACE", help="Fit policies on this, not on TRACE."),
     ] = None,
     fitted: Annotated[bool, typer.Option("--fitted", help="Futures by laws of spells.")] = False,
     pool: PoolNames = None,
@@ -56,7 +56,7 @@ def replay(  # noqa: PLR0913 - one argument per flag
 
     On the trace as it is, or on futures that are sampled from it; beside the policies stands the
     cheapest that anyone who knew the future could have done.  Formats, formulas and policies are
-    in docs/fleet.md.  What policies are fitted on is --history, else the trace itself.
+    in docs/fleet.md.
 
     Example: penstock fleet replay spot.csv --job job.toml --deadline 30 --prices 3.06,0.92
     """

@@ -142,7 +142,7 @@ def best(checkpoints: Path) -> tuple[int, float] | None:
     return best.step, best.val_loss
 
 
-class _Unread(Mapping[str, Tensor]):
+class Unread(Mapping[str, Tensor]):
     """Tensors of files, each read on request, and not kept."""
 
     def __init__(self, parts: Sequence[Path]) -> None:
@@ -150,6 +150,11 @@ class _Unread(Mapping[str, Tensor]):
         for part in parts:
             for name in _opened(part).keys():  # noqa: SIM118 - it is no dict
                 self.places[key_in(name)][name] = part
+
+    @property
+    def divided(self) -> tuple[str, ...]:
+        """Return the keys of which there are parts."""
+        return tuple(key for key, row in self.places.items() if row.keys() != {key})
 
     def __getitem__(self, key: str) -> Tensor:
         if key not in self.places:
@@ -174,7 +179,12 @@ def unread(folder: Path) -> Checkpoint:
     For one that this very run has written: a damaged file is found late.
     """
     state = _state(folder)
-    return Checkpoint(state.step, _Unread(_parts_of(folder, state)), state.plain)
+    return Checkpoint(state.step, unread_tensors(folder), state.plain)
+
+
+def unread_tensors(folder: Path) -> Unread:
+    """Return the tensors of a checkpoint, each read on request."""
+    return Unread(_parts_of(folder, _state(folder)))
 
 
 def load(folder: Path) -> Checkpoint:

@@ -114,7 +114,10 @@ def finished(  # noqa: PLR0913 - what a run was, and what it gave
     goal:     the loss at which it was to end.
     audited:  what audits have found.
     """
+    from penstock.runtime.for_others import put_whole_beside
+
     outcome.timeline.save(folder / "measured.trace.json")
+    put_whole_beside(folder / "checkpoints")
     predicted = choice.plan.predicted if choice else None
     measured = outcome.breakdown
     expected, why = _compared(folder, outcome, choice)
@@ -138,11 +141,15 @@ def finished(  # noqa: PLR0913 - what a run was, and what it gave
     write_text(folder / "summary.json", json.dumps(strict, indent=2, allow_nan=False) + "\n")
     report_of(folder).save(folder / "report.html")
     if choice is not None and measured is not None:
-        cluster = Cluster.load(folder / "cluster.toml")
-        learn(choice, cluster, outcome.timeline, cache_folder("profiles"))
-        profiles = load_profiles(folder / "profile.json")
-        learn_step(choice, profiles, cluster, outcome.samples, cache_folder("profiles"))
+        _learn(folder, outcome, choice)
     return _trained(folder, job, outcome, choice, (summary, expected, why))
+
+
+def _learn(folder: Path, outcome: "Outcome", choice: Choice) -> None:
+    """Keep what a run has told of its links and of what a step takes."""
+    cluster, kept = Cluster.load(folder / "cluster.toml"), cache_folder("profiles")
+    learn(choice, cluster, outcome.timeline, kept)
+    learn_step(choice, load_profiles(folder / "profile.json"), cluster, outcome.samples, kept)
 
 
 def _compared(
