@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
@@ -53,7 +54,7 @@ def test_every_source_and_target_can_be_lowered():
     assert [len(source.changes) for source in found] == [7, 6, 2]
     for source in found:
         for change in source.changes:
-            traced = Run(source.case.plan, graph, None, None, None, None, None, 1.0)
+            traced = Run(source.case.plan, graph, *(None,) * 5, 1.0, (), np.zeros(0))
             case = target(source.case, change, traced)
             assert lower_plan(case.plan, graph).num_ranks == bench.RANKS
             assert case.latency_s == change.latency_s

@@ -8,7 +8,7 @@ import pytest
 import typer
 
 import penstock as ps
-from penstock.cli.app import OF_JOBS
+from penstock.cli.app import OF_JOBS, app_of
 from penstock.cli.of_job import JobCommand, divided
 from penstock.errors import JobError
 from penstock.script import script_of
@@ -84,10 +84,10 @@ def test_arguments_of_no_job_are_refused(call: Call) -> None:
 
 
 def test_every_command_that_loads_a_job_takes_arguments() -> None:
-    for command in OF_JOBS:
-        own = typer.Typer(add_completion=False)
-        own.command(cls=JobCommand)(command)
-        made = typer.main.get_command(own)
+    whole = typer.main.get_command(app_of())
+    for name in OF_JOBS:
+        made = whole.commands[name]
+        assert isinstance(made, JobCommand)
         assert {"job"} & {parameter.name for parameter in made.params}
 
 

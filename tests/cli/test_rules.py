@@ -137,7 +137,7 @@ def test_slices_are_checked_planned_trained_and_resumed(call: Call, tmp_path: Pa
     rows = [("0.0.bias", 3), ("0.0.weight", 3), ("3.0.bias", 3), ("3.0.weight", 3)]
     assert list(plan.split) == rows
     assert ("split [03].0", "3", "user") in {(d.what, d.value, d.by) for d in plan.decisions}
-    assert plan.shard.count("shard") == 3
+    assert plan.shard.count("shard") >= 3  # of the rule; the search may add others
     again = call(*asked, "--steps", 6, "--resume")
     assert (again.code, "resuming after step 4" in again.err) == (0, True)
     assert Plan.load(out / "plan.json").split == plan.split

@@ -194,7 +194,6 @@ def test_chart_tells_the_value_under_the_pointer(chromium, tmp_path):
     assert out["tip"].splitlines() == [
         "step 19",
         "loss 3.1",
-        "unigram entropy 3.5",
         "validation 2.25",
     ]
     assert out["gone"] is None

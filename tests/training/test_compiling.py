@@ -18,8 +18,8 @@ from penstock.search.judge import Judge
 from penstock.training import compiling, fuse
 from penstock.training.choose import Choice, Machines, predicted
 from penstock.training.compiling import compiled
-from penstock.training.listener import Listener
 from penstock.training.prove import Planned, prove
+from penstock.training.view import Terminal
 from tests.cli.training import small
 from tests.graph.test_fuse import StandIn, compiler  # noqa: F401 - a fixture
 from tests.parity.models import captured, job_of, plan_of
@@ -169,7 +169,7 @@ def test_a_plan_whose_compiled_ops_are_wrong_is_trained_op_by_op(
     count = job.micro_batches
     plan = plan_by_hand(ps.trace(job), [], "gpipe", num_micro_batches=count, clip=True)
     compiler.error = 1e-3
-    monkeypatch.setattr(Listener, "say", lambda self, words: said.append(words))
+    monkeypatch.setattr(Terminal, "say", lambda self, words: said.append(words))
     found = ps.train(job, num_steps=1, plan=replace(plan, compiled=True), out=out)
     assert compiler.modules
     assert "training by the same plan, its ops not compiled" in said

@@ -328,7 +328,9 @@ def explained(folder: Path, job: Job, problem: RunError, listener: Listener) -> 
     """
     from penstock.runtime import autopsy, finite
     from penstock.runtime.checkpoint import latest
+    from penstock.runtime.folders import wait_for_writers
 
+    wait_for_writers(folder / "checkpoints")  # of the last one that was ordered
     found, newest = finite.left(folder / "checkpoints"), latest(folder / "checkpoints")
     if found is None:
         if newest is not None:
