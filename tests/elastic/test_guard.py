@@ -66,6 +66,25 @@ def test_a_guard_holds_and_gets_what_was_predicted(
         assert abs(held[rank] - row.kept_bytes) <= (every + 1) * beside
 
 
+@pytest.mark.timeout(60)
+def test_ranks_with_few_and_with_many_parameters_begin_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no memory is shared each waits for as many records as the others send."""
+    ways, groups = runs.ways_of("gpt", "adamw", 3), dict[int, int]()
+    begin = Guard.begin
+
+    def noted(one: Guard, step: int) -> int:
+        groups[one.rank.rank] = len(one._giver.groups)
+        return begin(one, step)
+
+    monkeypatch.setattr(Guard, "begin", noted)
+    monkeypatch.setattr(ThreadTransport, "bind_memory", lambda *about: None)
+    plan = runs.plan_for(ways, 3, 1, guard=Guarding(99, 1))
+    check(runs.run(ways, {3: plan}, 3, tmp_path), "gpt", killed=0)
+    assert len({*groups.values()}) > 1
+
+
 @pytest.mark.parametrize("shape", [(3, 1), (1, 3)], ids=["guards", "replicas"])
 def test_channels_are_opened_by_all_together_before_anything_is_sent(
     shape: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -425,7 +425,9 @@ class Guard:
         ward, guard = (rank.rank - self._apart) % count, (rank.rank + self._apart) % count
         header, tensors = giver.header()
         told = transport.all_gather_bytes(msgspec.json.encode(header), tuple(range(count)))
-        theirs = _headers.decode(told[ward])
+        headers = [_headers.decode(text) for text in told]
+        theirs = headers[ward]
+        turns = max(1, *(len(each.groups) for each in headers))  # of all, as all pass in step
         slots = max(2, self._every + 1)
         own, other = (slots * each.slot_bytes for each in (header, theirs))
         mine = transport.bind_memory(_EDGE, rank.rank, guard, own)
@@ -441,7 +443,7 @@ class Guard:
         if transport.is_queued:  # else each would open its own channel first, and wait
             transport.barrier()
         self._exchange(tensors, list(copy.state.values()), (ward, guard))
-        for each in range(step - max(1, len(giver.groups)), step):
+        for each in range(step - turns, step):
             giver.write(self._slot(each), Head(each, step, is_left_out=False), gradients=False)
             self._pass(copy, each)
         if not self._every:
