@@ -35,7 +35,7 @@ def numbered(number: int, member: RunMember) -> contextlib.AbstractContextManage
 
 
 def until(is_so: Callable[[], object]) -> None:
-    for _ in range(2000):
+    for _ in range(6000):  # a writer computes only when nobody else does
         if is_so():
             return
         threading.Event().wait(0.01)

@@ -89,3 +89,18 @@ def test_code_that_was_kept_is_made_anew_when_what_it_calls_in_another_file_chan
         ]
         done = subprocess.run(command, capture_output=True, text=True)
         assert (done.stderr, done.stdout) == ("", f"{2 + more}\n")
+
+
+def test_code_is_compiled_also_where_there_is_no_room_to_keep_it(tmp_path):
+    (tmp_path / "module.py").write_text(
+        "import resource, sys\n"
+        "from penstock.schedule.compiled import compiled\n"
+        "@compiled\ndef more(number):\n    return number + 1\n"
+        "if sys.argv[1:]: resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
+        "print(more(1))\n"
+    )
+    begin = f"import sys; sys.path[0] = {str(tmp_path)!r}; import module"
+    for little in (["little"], []):
+        command = [sys.executable, "-c", begin, *little]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert (done.stderr, done.stdout) == ("", "2\n")

@@ -3,6 +3,7 @@
 import hashlib
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,6 +32,7 @@ def kept(function: Function, **options: Any) -> Function:
     cache: Any = getattr(made, "_cache", None)
     if cache is not None:  # numba compiles
         _forget_what_is_older(cache._cache_file, _constants(function))
+        _keep_if_there_is_room(cache)
     return made
 
 
@@ -76,3 +78,14 @@ def _forget_what_is_older(file: Any, constants: str) -> None:
             return {}
 
     file._load_index = load
+
+
+def _keep_if_there_is_room(cache: Any) -> None:
+    """Have code that cannot be written down, as on a full disk, compiled again the next time."""
+    save = cache.save_overload
+
+    def saved(*about: Any) -> None:
+        with suppress(OSError):
+            save(*about)
+
+    cache.save_overload = saved
