@@ -31,7 +31,7 @@ from penstock.runtime.transport.transport import TransportError
 # The run goes on in another way from an older state, or what ranks hold is not to be kept.
 NOT_LEFT = NotFiniteError, CheckpointError, AloneError, BatchMisfitError
 _ATTEMPT = "-failed"
-_MOST_S = 2.0
+_LEAST_S, _MOST_S = 0.5, 2.0
 _IS_HERE, _HAS_LEFT = ".here", ".left"  # notes of a rank that writes, and has written
 _has_left = threading.Event()  # in the process of a rank, which ends with it
 
@@ -54,7 +54,7 @@ def leaving_steps(
     part:        of a checkpoint, of what it holds now; None: it has none.
     first_step:  of the run: after so many there is nothing to leave.
     step_s:      how long the last step took.  As long the others have to come to the same step,
-                 2 s at most, before they are told.
+                 0.5 to 2 s, before they are told.
     """
     try:
         yield
@@ -62,7 +62,7 @@ def leaving_steps(
         raise
     except Exception as problem:
         if not isinstance(problem, TransportError):
-            time.sleep(min(step_s(), _MOST_S))
+            time.sleep(min(max(step_s(), _LEAST_S), _MOST_S))
         rank.transport.abort(str(problem) or type(problem).__name__)
         if checkpoints is not None and _is_whole(rank, first_step):
             with suppress(CheckpointError, OSError):  # the error itself is told in any case
