@@ -11,7 +11,7 @@ import tarfile
 import tempfile
 import threading
 import zipfile
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -171,7 +171,7 @@ def test_processes_that_a_rank_starts_to_read_ahead_have_positions_of_their_own(
 
 
 def test_a_database_is_read_by_all(tmp_path):
-    with sqlite3.connect(tmp_path / "data.db") as base:
+    with closing(sqlite3.connect(tmp_path / "data.db")) as base:
         base.execute("create table rows (k integer)")
         base.executemany("insert into rows values (?)", [(k,) for k in range(5000)])
         base.commit()

@@ -1,6 +1,7 @@
 """Whatever fails on one rank ends all of them with its error, and nothing is left behind."""
 
 import ctypes
+import gc
 import itertools
 import json
 import os
@@ -71,6 +72,7 @@ def traces() -> tuple[object, ...]:
 @pytest.fixture(autouse=True)
 def _nothing_is_left() -> Iterator[None]:
     captured("frozen", torch.float32)  # tracing opens files of its own
+    gc.collect()  # what other tests left open would be closed at any time
     before, shared = traces(), names_in(SHARED)
     yield
     assert traces() == before
