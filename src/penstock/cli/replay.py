@@ -111,8 +111,14 @@ def load(folder: Path) -> "Run":
     basis = saved.load_basis(plan, chosen)
     timeline = Timeline.load(trace)
     try:
-        about = basis.graph, timeline, basis.profiles, basis.cluster
-        return measured_run(chosen, *about, data_s=_data_s(folder))
+        return measured_run(
+            chosen,
+            basis.graph,
+            timeline,
+            basis.profiles,
+            basis.cluster,
+            data_s=_data_s(folder),
+        )
     except TimelineError as problem:
         hint = "the folder holds files of two runs: train again"
         message = f"{trace} does not belong to the plan beside it: {problem.message}"

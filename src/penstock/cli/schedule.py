@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import lcm
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import typer
 
@@ -16,6 +16,8 @@ from penstock.errors import ScheduleError
 from penstock.files import Json, write_text
 from penstock.schedule import SCHEDULES, Builder
 from penstock.schedule.figures import (
+    Step,
+    added_step,
     bubble,
     bubble_fraction,
     num_messages,
@@ -25,8 +27,6 @@ from penstock.schedule.figures import (
 from penstock.schedule.recipe import AnySchedule, Recipe, has_window
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.steady import (
-    added_bubble_fraction,
-    added_s,
     steady_bubble_fraction,
     steady_s,
 )
@@ -210,27 +210,20 @@ def _what(builder: Builder) -> str:
     return text.removeprefix("Return ").removeprefix("the schedule of ")
 
 
-class _SteadyStep(NamedTuple):
-    """A step of a long run: the idle part of all ranks' time, and its seconds."""
-
-    idle_fraction: float
-    step_s: float
-
-
-def _long_run(made: Schedule, of: AnySchedule) -> _SteadyStep:
+def _long_run(made: Schedule, of: AnySchedule) -> Step:
     """Return a step of a long run without a barrier.
 
     of:  of what a window is; an asynchronous recipe drains only at the end of the run, so its step
          is what each one of a longer window adds.
     """
     if not isinstance(of, Recipe) or not has_window(of):
-        return _SteadyStep(steady_bubble_fraction(made), steady_s(made))
+        return Step(steady_s(made), steady_bubble_fraction(made))
     each, turn = made.num_micro_batches, made.weight_rule.turn
     rounds = -(-_FULL * made.num_stages // each)  # micro-batches that fill the pipeline
     steps = rounds * (lcm(each, turn) // each)
     sizes = made.num_stages, each
     window, longer = (of.build(*sizes, num_steps=count) for count in (steps, 2 * steps))
-    return _SteadyStep(added_bubble_fraction(window, longer), added_s(window, longer))
+    return added_step(window, longer)
 
 
 def _one(made: Schedule, asked: AnySchedule | None, *, as_json: bool) -> None:
@@ -265,7 +258,7 @@ def _of_rank(rank: int, alive: Sequence[int], lives: Sequence[Sequence[int]]) ->
     return (count for count, ranks in zip(alive, lives, strict=True) if rank in ranks)
 
 
-def _document(made: Schedule, long_run: _SteadyStep) -> dict[str, Json]:
+def _document(made: Schedule, long_run: Step) -> dict[str, Json]:
     return {
         "name": made.name,
         "stages": made.num_stages,

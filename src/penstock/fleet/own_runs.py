@@ -4,6 +4,7 @@ steps.csv   a micro-batch on the device of each profile that was measured: forwa
 saves.csv   checkpoints: the bytes of weights and two moments, and for how long they kept the ranks
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -50,7 +51,7 @@ def _steps(folder: Path, graph: Graph) -> Iterator[str]:
     """Yield a line for each measured profile of a run."""
     cluster = Cluster.load(folder / "cluster.toml")
     kinds = {kind.name: kind for kind in cluster.devices}
-    sizes = [_size(node.shape) for node in graph.nodes if node.kind == "parameter"]
+    sizes = [math.prod(node.shape) for node in graph.nodes if node.kind == "parameter"]
     moved = sum(work.moved_bytes for work in works_of(graph) if work is not None)
     work = f"{max(1, graph.flop)},{sum(sizes)},{len(sizes)},{max(1, moved)}"
     for profile in load_profiles(folder / "profile.json"):
@@ -60,10 +61,3 @@ def _steps(folder: Path, graph: Graph) -> Iterator[str]:
             seconds = sum(profile.op_s) + profile.update_s
             about = f"{folder.name},{kind.name},{peak:.6g},{kind.memory_bytes_per_s:.6g}"
             yield f"{about},{work},{seconds:.6g}"
-
-
-def _size(shape: Sequence[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,6 +35,27 @@ def bubble_fraction(
     seconds = (forward_s, input_s + weights_s, input_s, weights_s, 0.0)
     idle_s, window_s = _idle_s(schedule, seconds)
     return sum(idle_s) / (window_s * schedule.num_ranks) if window_s > 0 else 0.0
+
+
+class Step(NamedTuple):
+    """A step of a long run: its seconds, and the idle part of all ranks' time in it."""
+
+    step_s: float
+    idle_fraction: float
+
+
+def added_step(window: Schedule, longer: Schedule) -> Step:
+    """Return the step that `longer` has more often than `window`, for f = i = w = 1.
+
+    Both are windows of one asynchronous schedule, and long enough to be full: what filling and
+    draining take is in both.
+    """
+    (idle_s, end_s), (longer_idle_s, longer_end_s) = (
+        _idle_s(each, (1.0, 2.0, 1.0, 1.0, 0.0)) for each in (window, longer)
+    )
+    added_s = longer_end_s - end_s
+    idle = (sum(longer_idle_s) - sum(idle_s)) / (added_s * window.num_ranks) if added_s > 0 else 0.0
+    return Step(added_s / (longer.num_steps - window.num_steps), idle)
 
 
 def _idle_s(schedule: Schedule, seconds: tuple[float, ...]) -> tuple[tuple[float, ...], float]:

@@ -73,32 +73,6 @@ def steady_bubble_fraction(schedule: Schedule, seconds: Seconds | None = None) -
     return 1 - float(steps.took_s.sum()) / total_s if total_s > 0 else 0.0
 
 
-def added_s(window: Schedule, longer: Schedule) -> float:
-    """Return the seconds of a step that `longer` adds to `window`, for f = i = w = 1.
-
-    Both are windows of one asynchronous schedule, and long enough to be full: what filling and
-    draining take is in both.
-    """
-    ends_s = [float(each.play(_alike_s(each))[1].max()) for each in (window, longer)]
-    return (ends_s[1] - ends_s[0]) / (longer.num_steps - window.num_steps)
-
-
-def added_bubble_fraction(window: Schedule, longer: Schedule) -> float:
-    """Return the idle part of all ranks' time in those steps."""
-    works_s = [
-        float(np.bincount(each.orders.kinds, minlength=5) @ np.array(_alike_s(each)))
-        for each in (window, longer)
-    ]
-    total_s = added_s(window, longer) * (longer.num_steps - window.num_steps) * window.num_ranks
-    return 1 - (works_s[1] - works_s[0]) / total_s if total_s > 0 else 0.0
-
-
-def _alike_s(schedule: Schedule) -> tuple[float, float, float, float, float]:
-    """Return the seconds of an F, B, I, W and U, each B and W of all that are taken together."""
-    group = float(schedule.together)
-    return 1.0, 2 * group, 1.0, group, 0.0
-
-
 def _period_s(steps: LongRun) -> float:
     starts_s, ends_s = np.zeros(len(steps.log.last)), np.empty(len(steps.took_s))
     return float(period_s(steps, starts_s, ends_s))

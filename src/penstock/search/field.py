@@ -56,7 +56,7 @@ class Effort:
     """How much is tried.
 
     prune      whether a plan whose bound is above the best is left unsimulated
-    rescues    whether a plan may recompute single stages, as needed
+    rescues    whether what does not fit is tried with less kept, copied away or in shards
     is_over    whether the time is up: the best of those simulated then counts
     progress   called with how many plans are dealt with, and of how many
     """

@@ -38,7 +38,7 @@ _MOST_PAIRS = 24  # of moves that are simulated together, for each climb
 _TOPS = 4  # from which pairs of moves are tried
 _WORTH = 0.005  # of a step: what more decisions have to gain
 _WORTH_PLAIN = 0.05  # where none is needed: the simplest plan within that is taken
-_NOTICED_S = 1e-3  # then: of less, in a step, no prediction tells
+_NOTICED_S = 2.5e-4  # then: of less, in a step, no prediction tells
 _NEAR = 1.25  # times the best: what is started from
 _AHEAD = 0, 1, 2
 

@@ -170,8 +170,18 @@ def measured_run(
     recorded = record(program, timeline)
     replayed_s = step_s(simulate(program, recorded, spans=False)) / program.num_steps
     waits_s = data_waits(program, timeline, data_s)
-    about = plan, graph, profiles, cluster, program, timeline
-    return Run(*about, recorded, replayed_s, data_s, waits_s)
+    return Run(
+        plan,
+        graph,
+        profiles,
+        cluster,
+        program,
+        timeline,
+        recorded,
+        replayed_s,
+        data_s,
+        waits_s,
+    )
 
 
 def _num_steps(plan: Plan, timeline: Timeline) -> int:

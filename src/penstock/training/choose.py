@@ -31,12 +31,18 @@ from penstock.search.simplest import ERROR
 from penstock.search.units import in_best_units
 from penstock.simulate import kernel
 from penstock.taken import Taken
-from penstock.training.beside import with_joined
 from penstock.training.fuse import known, usable
 from penstock.training.listener import SILENT, Listener
 from penstock.training.prepare import joined_step, machines, profiled_here
 from penstock.training.sliced import in_slices, reason
-from penstock.training.ways import MOST_JOINED, in_words, ways_to_divide, ways_to_fit, ways_to_join
+from penstock.training.ways import (
+    MOST_JOINED,
+    in_words,
+    ways_to_divide,
+    ways_to_fit,
+    ways_to_join,
+    with_joined,
+)
 from penstock.units import format_seconds
 
 COMPILES = "the loops of the search are compiled first, once for this installation: half a minute"

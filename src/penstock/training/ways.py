@@ -5,17 +5,21 @@ has few: a loop over a DataLoader has one.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from penstock.bits import AS_IT_IS
 from penstock.job import Job
+from penstock.plan.plan import Plan
 from penstock.schedule.recipe import any_schedule, has_window
+from penstock.search.tried import row_of
 from penstock.taken import Taken
 
 if TYPE_CHECKING:
     from penstock.search.shapes import Fixed
+    from penstock.training.choose import Option
 
 MOST_JOINED = 4  # micro-batches; more of them make the bubble of a short step too large
 _SMALLER = 2, 4, 8, 16
@@ -68,3 +72,25 @@ def in_words(joined: Taken) -> str:
         if joined > 1
         else f"each of the job's in {1 / joined} parts"
     )
+
+
+def with_joined(plan: Plan, first: "Option", options: "Sequence[Option]") -> Plan:
+    """Return a plan whose prediction tells of the best with each other size of micro-batch, too.
+
+    One process is the fastest one, whatever its micro-batches.
+    first:  of the options that of the plan.
+    """
+    if plan.predicted is None:
+        return plan
+    known = [option.found.plan.predicted for option in options]
+    alone = [row for each in known if each for row in each.tried if row.ranks == 1]
+    fastest = min(alone, key=lambda row: row.step_s, default=None)
+    rows = [row for row in plan.predicted.tried if row.ranks > 1]
+    rows += [
+        row_of(option.best, in_words(option.way.joined))
+        for option in options
+        if option.way.joined != first.way.joined and option.best.plan.total_ranks > 1
+    ]
+    rows += [] if fastest is None else [fastest]
+    rows.sort(key=lambda row: row.step_s)
+    return replace(plan, predicted=replace(plan.predicted, tried=tuple(rows)))
