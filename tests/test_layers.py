@@ -83,6 +83,7 @@ TORCH_FILES = {
     "graph/codec.py",
     "graph/direct.py",
     "graph/fuse.py",
+    "graph/hollow.py",
     "graph/optimizer.py",
     "graph/precision.py",
     "graph/slicing.py",

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -12,8 +12,7 @@ from penstock.cli import face, flags
 from penstock.errors import PlanError
 from penstock.files import Json
 from penstock.graph.graph import Graph
-from penstock.job import Job
-from penstock.plan.plan import Decision, Plan, Prediction, repeats_all
+from penstock.plan.plan import Plan, Prediction, repeats_all
 from penstock.rules.rule import load
 from penstock.schedule.recipe import name_of
 from penstock.search.candidate import Candidate, Objective
@@ -28,11 +27,9 @@ from penstock.training.choose import (
     decided,
     found_in_units,
 )
-from penstock.training.settle import CheckOptions, bounded, examined
+from penstock.training.elsewhere import Looking, planning
+from penstock.training.settle import CheckOptions
 from penstock.units import format_bytes, format_seconds
-
-if TYPE_CHECKING:
-    from penstock.graph.trace import Capture
 
 _MOST_SHOWN = 10  # plans of the front, unless they differ by more than
 _MOST_SLACK = 10.0
@@ -58,6 +55,9 @@ def plan(  # long: the flags of the command  # noqa: PLR0913
         float | None,
         typer.Option(min=0.0, help="Seconds to search, after tracing; then the best so far."),
     ] = None,
+    no_check: Annotated[
+        bool, typer.Option("--no-check", help="Do not run the job to see what a plan would lose.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print plan, front and tally as JSON.")
     ] = False,
@@ -81,25 +81,21 @@ def plan(  # long: the flags of the command  # noqa: PLR0913
             from penstock.training.possible import check_soon
 
             check_soon(loaded, fixed, view.TERMINAL)
-        captured, fixed, decisions = _examined(loaded, job, fixed)
-        _check_stages(captured.graph, stages)
         there = prepare.machines(cluster, ranks, view.TERMINAL)
+        care = CheckOptions(check=not no_check, strict=True)
+        elsewhere = None if cluster is None else there
+        made = planning(loaded, elsewhere, fixed, Looking(job, care, view.TERMINAL))
+        _check_stages(made.captured.graph, stages)
         there, tight = there.within(room), there.within(ask.to_fill(room))
-        machines = Machines(tight, prepare.profiled, view.TERMINAL)
-        found = best(loaded, fixed, captured, machines, SearchAim(aim, limit, with_front=True))
-        choice = found.choice._replace(plan=decided(found.choice.plan, decisions))
+        machines, fixed = Machines(tight, prepare.profiled, view.TERMINAL), made.fixed
+        found = best(
+            made.job, fixed, made.captured, machines, SearchAim(aim, limit, with_front=True)
+        )
+        choice = found.choice._replace(plan=decided(found.choice.plan, made.decisions))
         chosen = found_in_units(choice, cut, fixed, profiles=found.profiles, cluster=tight).plan
     if out is not None:
         saved.save_plan(out, chosen, saved.Basis(choice.captured.graph, found.profiles, there))
     _show(chosen, found, out, as_json=as_json)
-
-
-def _examined(job: Job, text: str, fixed: Fixed) -> "tuple[Capture, Fixed, tuple[Decision, ...]]":
-    """Return the step, what the job leaves of `fixed`, and the decisions that follow."""
-    found = examined(job, text, CheckOptions(strict=True), view.TERMINAL)
-    captured = prepare.traced(job, view.TERMINAL, rules=fixed.rules)
-    found = found.settled(captured)
-    return captured, *bounded(job, text, captured, found, fixed, view.TERMINAL)
 
 
 def _show(plan: Plan, found: Searched, out: Path | None, *, as_json: bool) -> None:

@@ -16,6 +16,7 @@ from penstock.timeline.draw import draw
 from penstock.timeline.timeline import Timeline, busy_s, num_steps, step_s
 from penstock.training import prepare, saved, view
 from penstock.training.choose import for_plan
+from penstock.training.elsewhere import traced_for
 from penstock.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -71,11 +72,9 @@ def _basis(path: Path, plan: Plan, job: str | None, cluster: Path | None) -> sav
             return basis
         return basis._replace(cluster=prepare.machines(cluster, None, view.TERMINAL))
     with face.only_results():
-        loaded = load_job(job)
-        joined, captured = for_plan(
-            loaded, plan, prepare.traced(loaded, view.TERMINAL), view.TERMINAL
-        )
         there = prepare.machines(cluster, None if cluster else plan.total_ranks, view.TERMINAL)
+        loaded, captured = traced_for(load_job(job), there, view.TERMINAL)
+        joined, captured = for_plan(loaded, plan, captured, view.TERMINAL)
         profiles = prepare.profiled(captured, joined, there, view.TERMINAL)
     return saved.Basis(captured.graph, profiles, there)
 

@@ -9,8 +9,7 @@ import functools
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
 from typing import Any
@@ -215,24 +214,6 @@ def _built(job: Job, model: nn.Module) -> nn.Module:
             for value, wanted in zip(own, other, strict=True):
                 value.data = wanted.detach().clone()
     return new
-
-
-@contextmanager
-def stand_ins(model: nn.Module, most: int) -> Generator[dict[str, Tensor]]:
-    """Replace the parameters' values by zeros, at most `most` long in each dimension.
-
-    It yields the zeros by name.
-    """
-    parameters = dict(model.named_parameters())
-    before = {name: parameter.data for name, parameter in parameters.items()}
-    for parameter in parameters.values():
-        shape = [min(size, most) for size in parameter.shape]
-        parameter.data = torch.zeros(shape, dtype=parameter.dtype)
-    try:
-        yield {name: parameter.data for name, parameter in parameters.items()}
-    finally:
-        for name, parameter in parameters.items():
-            parameter.data = before[name]
 
 
 class Loan:

@@ -49,7 +49,7 @@ from penstock.graph.parts import PartName, part_in
 from penstock.graph.precision import computed_in, narrowed, traced_in
 from penstock.graph.rows import Placeholder, RedrawnError, rows_of
 from penstock.graph.views import laid_together, overlaps_with
-from penstock.graph.waiting import placed
+from penstock.graph.waiting import is_hollow, placed
 from penstock.job import ROW, SCALED, Job
 
 _ASKED = 32  # micro-batches whose answers are compared before a plan
@@ -178,6 +178,8 @@ def _by_either_way(step: "_TracedStep") -> Capture:
     try:
         return _for_answers(step)
     except UntraceableError as first:
+        if is_hollow(step.model):  # it computes nothing
+            raise
         step.figures = _run_eagerly(step.job)
         try:
             return step.capture(step.by_dynamo(step.model))

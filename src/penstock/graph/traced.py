@@ -19,14 +19,17 @@ class Traced(Graph):
     capture: "Capture" = field(compare=False, repr=False)
 
 
-def trace(job: Job) -> Traced:
+def trace(job: Job, *, elsewhere: bool = False) -> Traced:
     """Return the graph of one training step of `job` on its first micro-batch.
 
+    elsewhere:  whether it is for machines that are not here.  The model is then built without
+                values (hollow.py) and takes no memory; the graph is the same.
     Raises:   GraphError: the model cannot be traced; the message names the line.
     """
+    from penstock.graph.hollow import hollow
     from penstock.graph.trace import capture
 
-    return captured_as(capture(job), job)
+    return captured_as(capture(hollow(job) if elsewhere else job), job)
 
 
 def captured_as(captured: "Capture", job: Job) -> Traced:
@@ -35,16 +38,21 @@ def captured_as(captured: "Capture", job: Job) -> Traced:
     return Traced(**columns, job=job, capture=captured)
 
 
-def capture_of(graph: Graph, job: Job | None) -> "tuple[Capture, Job]":
+def capture_of(graph: Graph, job: Job | None, *, values: bool = True) -> "tuple[Capture, Job]":
     """Return the capture behind `graph` and its job: those that it knows, or `job` traced again.
 
+    values:   whether the model must have them; without, the job of one that has none has none.
     Raises:   GraphError: neither is there, or `job` traces to another graph.
     """
+    from penstock.graph.hollow import hollow
     from penstock.graph.split import split
     from penstock.graph.trace import capture
+    from penstock.graph.waiting import is_hollow
 
     if isinstance(graph, Traced) and job in (None, graph.job):
-        return graph.capture, graph.job
+        job, bare = graph.job, is_hollow(graph.capture.model)
+        if not (bare and values):
+            return graph.capture, hollow(job) if bare else job
     if job is None:
         hint = "give the job too, or the graph that `trace` returned"
         raise GraphError(f"graph {graph.digest} does not know its job", hint=hint)

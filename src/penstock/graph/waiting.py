@@ -12,6 +12,7 @@ the accelerator: forward writes into them.
 Ignores:  weights that `torch.jit` or an autograd function of the author's own reads.
 """
 
+import weakref
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
@@ -24,6 +25,7 @@ from penstock import _compat
 from penstock.device import CPU, here
 from penstock.units import format_bytes
 
+HOLLOW: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
 COPIES = 8  # of its weights that examining, measuring and the plain loop hold at most
 _SMALL_BYTES = 1 << 10  # what is kept for the backward pass, and stays where it is
 _DEVICES = {Tensor.device.__get__, Tensor.is_cuda.__get__, Tensor.is_cpu.__get__}  # type: ignore[attr-defined]
@@ -40,6 +42,11 @@ def bytes_of(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
+def is_hollow(model: nn.Module) -> bool:
+    """Return whether the parameters of a model have no values (hollow.py)."""
+    return model in HOLLOW
+
+
 def has_to_wait(model: nn.Module) -> bool:
     """Return whether the accelerator of this process has no room for a model and its loop."""
     device = here()
@@ -47,7 +54,9 @@ def has_to_wait(model: nn.Module) -> bool:
 
 
 def placed(model: nn.Module) -> nn.Module:
-    """Return a model on the device of this process, or as one that waits."""
+    """Return a model on the device of this process, or as one that waits; a hollow one as it is."""
+    if is_hollow(model):
+        return model
     if not has_to_wait(model):
         return model.to(here().place)
     for parameter in model.parameters():

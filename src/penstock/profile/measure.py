@@ -31,7 +31,8 @@ from penstock.far import FarMemory, as_bytes
 from penstock.graph.code import callable_of, function_of, reseed
 from penstock.graph.codec import TensorForm, packer, unpacker
 from penstock.graph.cut import cut
-from penstock.graph.optimizer import Loan, WholeOptimizer, stand_ins, whole_optimizer
+from penstock.graph.hollow import stand_ins
+from penstock.graph.optimizer import Loan, WholeOptimizer, whole_optimizer
 from penstock.graph.parts import key_in
 from penstock.graph.stages import Stages
 from penstock.graph.trace import Capture, on_device

@@ -44,7 +44,7 @@ def estimate(graph: Graph, cluster: Cluster, job: Job | None = None) -> tuple[Pr
     """
     from penstock.profile.measure import optimizer_state
 
-    captured, known = capture_of(graph, job)
+    captured, known = capture_of(graph, job, values=False)
     state = optimizer_state(captured, known)
     wire = wire_choices(known.fewest_bits)
     return tuple(estimated(graph, kind, state, wire=wire) for kind in kinds_of(cluster))

@@ -13,6 +13,8 @@ uncut model runs eagerly on two micro-batches, the first time so that it is seen
 bits, and c must be the same everywhere.
 """
 
+from math import nan
+
 from penstock.graph.linear import crooked
 from penstock.graph.trace import Capture
 from penstock.job import Job
@@ -22,6 +24,7 @@ __all__ = [
     "BufferLaw",
     "Laws",
     "buffer_laws",
+    "laws_in",
     "settled",
 ]
 
@@ -41,6 +44,15 @@ def buffer_laws(job: Job, capture: Capture | None = None) -> dict[str, BufferLaw
     if capture is not None and not capture.graph.written:
         return {}
     return settled(measured_laws(job), capture)
+
+
+def laws_in(capture: Capture) -> dict[str, BufferLaw]:
+    """Return the law of every buffer that forward writes, read off the traced step alone.
+
+    The coefficients of linear ones are not known: nothing is run.
+    """
+    rows = crooked(capture).items()
+    return {name: BufferLaw(None, why) if why else BufferLaw(nan) for name, why in rows}
 
 
 def settled(measured: Laws, capture: Capture | None) -> dict[str, BufferLaw]:

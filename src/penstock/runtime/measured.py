@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from math import isnan
 from typing import NamedTuple
 
 import torch
@@ -38,6 +39,7 @@ _NEAR_ENOUGH = 16  # roundings, of differences between two values
 class BufferLaw:
     """What forward makes of a buffer: coefficient * old + new; None if the order matters.
 
+    coefficient:  not a number where there is one that was not measured.
     why:    what was found that leaves nothing but the order.
     calls:  of a buffer of one of torch's norms, how often a micro-batch calls the norm; else 0.
     """
@@ -49,6 +51,8 @@ class BufferLaw:
     def __str__(self) -> str:
         if self.coefficient is None:
             return f"in order: {self.why}"
+        if isnan(self.coefficient):
+            return "c * old + new"
         return f"{self.coefficient:.6g} * old + new" if self.coefficient else "the newest"
 
 
