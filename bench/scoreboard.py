@@ -2,16 +2,23 @@
 
     python -m bench.scoreboard [--json] [--data ../shared/data/measured] [--constants]
 
-A row is a set: the runs of each group are predicted by constants fitted on the other groups of
-the same cluster; "vtrain_multi" says that all were fitted on another set.
+A row is a set, and what its runs were predicted without:
+
+cluster      no run of their cluster: the constants are those of the other clusters
+model        the runs of other models on their cluster, after the other clusters
+parallelism  the same, by tensor and pipeline degrees
+GPUs         the same, by the number of devices
 
 mape         mean of |predicted / measured - 1|, in percent
-median       the same, median
-aim          what it should be at most
+median, max  the same
+coverage     share of measured values inside the interval, which is to hold 80 %
+aim          what mape, or the median, should be at most
 best_known   the least error that another published for this set, or that was found by running it;
              `others` has all of them (SimuMax: on the very rows, from its own columns)
 
---constants  fits on everything there and writes the constants that come with Penstock
+Megatron's table and what torchtitan published (bench/torchtitan.csv) are never fitted on.
+
+--constants  fits on everything else and writes the constants that come with Penstock
 """
 
 import argparse
@@ -23,14 +30,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
+from bench.layouts import read
 from bench.machine import machine
-from penstock.estimate.constants import SHIPPED, Quantity, save
-from penstock.estimate.fit import Key, fit, left_out, measured
-from penstock.estimate.layouts import Sample
-from penstock.estimate.predict import predict
-from penstock.estimate.table import read
+from penstock.estimate.described import read as read_described
+from penstock.estimate.fit import Key, adapted, by_cluster, fit
+from penstock.estimate.pool import Pooled
+from penstock.estimate.predict import Estimate, pool_of, predict
+from penstock.estimate.priors import Quantity
+from penstock.estimate.sample import Sample
+from penstock.estimate.shipped import SHIPPED, save
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "measured"
 Row = dict[str, object]
@@ -44,10 +52,10 @@ MEGATRON = {"Calculon": 10.8}
 
 
 class HeldOut(NamedTuple):
-    """By what runs are left out together."""
+    """By what runs are left out together; without a key, their whole cluster."""
 
     name: str
-    key: Key
+    key: Key | None = None
 
 
 @dataclass(frozen=True)
@@ -64,36 +72,61 @@ class Set:
     aims_at: str = "mape"
 
 
-HIDDEN = HeldOut("hidden size", lambda run: run.model.hidden)
+CLUSTER = HeldOut("cluster")
 MODEL = HeldOut("model", lambda run: run.model.hidden)  # each has a hidden size of its own
 RANKS = HeldOut("GPUs", lambda run: run.ranks)
-DEGREES = HeldOut("tensor, pipe", lambda run: (run.tensor, run.pipe))
-ELSEWHERE = HeldOut("vtrain_multi", lambda run: run)  # fitted on another set altogether
+DEGREES = HeldOut("parallelism", lambda run: (run.tensor, run.pipe))
 
 ONE_HOST, HOSTS, MOSAIC = "vtrain_single.csv", "vtrain_multi.csv", "mosaic_fsdp.csv"
 PLANS, B200, TABLE = "sailor.csv", "simumax_b200.csv", "megatron_tables.csv"
+FITTED = (MOSAIC, PLANS, B200, HOSTS, ONE_HOST)
+TOLD = Path(__file__).with_name("torchtitan.csv")
 SETS = (
-    Set("vtrain single", ONE_HOST, HIDDEN, 7.5, SINGLE),
+    Set("vtrain single", ONE_HOST, CLUSTER, 6.0, SINGLE),
+    Set("vtrain multi", HOSTS, CLUSTER, 8.0, MULTI),
+    Set("simumax", B200, CLUSTER, 12.0),
+    Set("mosaic", MOSAIC, CLUSTER, 10.0),
+    Set("sailor", PLANS, CLUSTER, 15.0, SAILOR_TIME),
+    Set("megatron", TABLE, CLUSTER, 4.0, MEGATRON),
+    Set("simumax memory", B200, CLUSTER, 5.0, {}, "memory"),
+    Set("sailor memory", PLANS, CLUSTER, 8.0, SAILOR_MEMORY, "memory"),
+    Set("vtrain single", ONE_HOST, MODEL, 7.5, SINGLE),
+    Set("vtrain single", ONE_HOST, DEGREES, None, SINGLE),
     Set("vtrain single", ONE_HOST, RANKS, 7.5, SINGLE),
     Set("vtrain multi", HOSTS, MODEL, 8.0, MULTI),
     Set("vtrain multi", HOSTS, DEGREES, None, MULTI),
-    Set("sailor", PLANS, RANKS, 8.0, SAILOR_TIME),
-    Set("sailor GH200", PLANS, RANKS, 8.0, SAILOR_TIME, cluster="clariden"),
-    Set("sailor RTX", PLANS, RANKS, 8.0, cluster="mit"),
     Set("simumax", B200, MODEL),
     Set("mosaic A100-40", MOSAIC, MODEL, cluster="mosaic a100-40"),
     Set("mosaic A100-80", MOSAIC, MODEL, cluster="mosaic a100-80"),
     Set("mosaic H100", MOSAIC, MODEL, cluster="mosaic h100"),
-    Set("sailor memory", PLANS, RANKS, 5.0, SAILOR_MEMORY, "memory"),
+    Set("sailor GH200", PLANS, RANKS, 8.0, SAILOR_TIME, cluster="clariden"),
+    Set("sailor RTX", PLANS, RANKS, 8.0, cluster="mit"),
     Set("sailor GH200 memory", PLANS, RANKS, 5.0, SAILOR_MEMORY, "memory", "clariden"),
     Set("sailor RTX memory", PLANS, RANKS, 5.0, {}, "memory", "mit"),
     Set("simumax memory", B200, MODEL, 3.0, {}, "memory", aims_at="median"),
 )
 
 
+class Board:
+    """The samples that are fitted on, and the constants without each cluster, made once."""
+
+    def __init__(self, data: Path) -> None:
+        files = [data / name for name in FITTED if (data / name).exists()]
+        self._samples = [sample for path in files for sample in read(path).samples]
+        self._pools: dict[str, tuple[Pooled, ...]] = {}
+
+    def without(self, cluster: str) -> tuple[Pooled, ...]:
+        """Return constants fitted on every cluster but one."""
+        if cluster not in self._pools:
+            others = [sample for sample in self._samples if sample.run.cluster != cluster]
+            self._pools[cluster] = fit(others, honest=False) if others else ()
+        return self._pools[cluster]
+
+
 def rows_of(data: Path, say: Callable[[str], None]) -> list[Row]:
     """Return a row for every set whose file is there; `say` is told of the others."""
     rows: list[Row] = []
+    board = Board(data)
     for one in SETS:
         path = data / one.file
         if not path.exists():
@@ -103,8 +136,19 @@ def rows_of(data: Path, say: Callable[[str], None]) -> list[Row]:
         if not samples:
             say(f"{one.name}: skipped, {path} has no such run")
             continue
-        rows.append(_row(one, samples, path))
-    return rows + _elsewhere(data, say)
+        pairs = [
+            pair
+            for own in by_cluster(samples).values()
+            for pair in _left_out(board.without(own[0].run.cluster), own, one)
+        ]
+        if not pairs:
+            say(f"{one.name}: skipped, no other cluster is there")
+            continue
+        others = _simumax(path, one.quantity) if one.file == B200 else one.others
+        rows.append(_result(one, pairs, others))
+    if any((data / name).exists() for name in FITTED):
+        rows.append(_told(board))
+    return rows
 
 
 def _samples(one: Set, path: Path) -> list[Sample]:
@@ -114,18 +158,44 @@ def _samples(one: Set, path: Path) -> list[Sample]:
     return [s for s in own if one.quantity == "time" or s.peak_bytes is not None]
 
 
-def _row(one: Set, samples: Sequence[Sample], path: Path) -> Row:
-    errors: list[float] = []
-    for cluster in sorted({sample.run.cluster for sample in samples}):
-        own = [sample for sample in samples if sample.run.cluster == cluster]
-        ratio = left_out(one.quantity, own, one.held_out.key) / measured(one.quantity, own)
-        errors += [float(error) for error in 100 * np.abs(ratio - 1)]
-    others = _simumax(path, one.quantity) if one.file == B200 else one.others
-    return _result(one, errors, others)
+class Pair(NamedTuple):
+    """A prediction beside what was measured."""
+
+    estimate: Estimate
+    measured: float
 
 
-def _result(one: Set, errors: Sequence[float], others: dict[str, float]) -> Row:
-    result = {"mape": statistics.mean(errors), "median": statistics.median(errors)}
+def _left_out(pools: Sequence[Pooled], samples: Sequence[Sample], one: Set) -> list[Pair]:
+    """Return the predictions of one cluster's runs, each without its group."""
+    if not any(pool.quantity == one.quantity for pool in pools):
+        return []
+    key = one.held_out.key
+    if key is None:
+        return _pairs(one.quantity, samples, pools)
+    pool, found = pool_of(one.quantity, pools), list[Pair]()
+    for group in dict.fromkeys(key(sample.run) for sample in samples):
+        kept = [sample for sample in samples if key(sample.run) != group]
+        out = [sample for sample in samples if key(sample.run) == group]
+        own = adapted(pool, kept) if kept else pool
+        found += _pairs(one.quantity, out, [own])
+    return found
+
+
+def _pairs(quantity: Quantity, samples: Sequence[Sample], pools: Sequence[Pooled]) -> list[Pair]:
+    estimates = predict(quantity, [sample.run for sample in samples], pools)
+    values = [s.seconds if quantity == "time" else float(s.peak_bytes or 0.0) for s in samples]
+    return [Pair(*pair) for pair in zip(estimates, values, strict=True)]
+
+
+def _result(one: Set, pairs: Sequence[Pair], others: dict[str, float]) -> Row:
+    errors = [100 * abs(pair.estimate.value / pair.measured - 1) for pair in pairs]
+    inside = [pair.estimate.low <= pair.measured <= pair.estimate.high for pair in pairs]
+    result = {
+        "mape": statistics.mean(errors),
+        "median": statistics.median(errors),
+        "max": max(errors),
+        "coverage": statistics.mean(inside),
+    }
     return {
         "set": one.name,
         "quantity": one.quantity,
@@ -138,6 +208,12 @@ def _result(one: Set, errors: Sequence[float], others: dict[str, float]) -> Row:
         "best_known": min(others.values(), default=None),
         "others": others,
     }
+
+
+def _told(board: Board) -> Row:
+    """Return what torchtitan published, predicted by everything that is fitted on."""
+    one = Set("torchtitan", TOLD.name, CLUSTER, 8.0)
+    return _result(one, _pairs("time", read_described(TOLD).samples, board.without("")), {})
 
 
 def _simumax(path: Path, quantity: Quantity) -> dict[str, float]:
@@ -153,35 +229,17 @@ def _simumax(path: Path, quantity: Quantity) -> dict[str, float]:
     return {"SimuMax": statistics.mean(errors)}
 
 
-def _elsewhere(data: Path, say: Callable[[str], None]) -> list[Row]:
-    """Return Megatron's table, predicted by constants fitted on vTrain's runs alone."""
-    one = Set("megatron", TABLE, ELSEWHERE, 6.0, MEGATRON)
-    missing = [data / f for f in (TABLE, HOSTS) if not (data / f).exists()]
-    if missing:
-        say(f"{one.name}: skipped, {missing[0]} is missing")
-        return []
-    constants = fit(read(data / HOSTS).samples)
-    samples = read(data / one.file).samples
-    estimates = predict("time", [sample.run for sample in samples], constants)
-    pairs = zip(estimates, samples, strict=True)
-    return [_result(one, [100 * abs(e.value / s.seconds - 1) for e, s in pairs], one.others)]
-
-
 def write_constants(data: Path, path: Path = SHIPPED) -> int:
-    """Fit on every set but Megatron's table, write the constants, and return how many there are."""
-    samples: list[Sample] = []
-    files = sorted({one.file for one in SETS})
-    for name in files:
-        samples += read(data / name).samples
-    constants = fit(samples)
-    made_by = f"python -m bench.scoreboard --constants, from {', '.join(files)}"
-    save(constants, path, made_by=made_by)
-    return len(constants)
+    """Fit on every set but those that are only told, write the constants, and count them."""
+    pools = fit([sample for name in FITTED for sample in read(data / name).samples])
+    made_by = f"python -m bench.scoreboard --constants, from {', '.join(FITTED)}"
+    save(pools, path, made_by=made_by)
+    return sum(pool.count for pool in pools)
 
 
 def show(rows: Sequence[Row]) -> None:
-    head = "set", "rows", "held out by", "mean", "median", "aim", "best known"
-    print("{:20} {:>4}  {:13} {:>6} {:>7}  {:18} {}".format(*head))
+    head = "set", "rows", "held out by", "mean", "median", "max", "in 80 %", "aim", "best known"
+    print("{:20} {:>4}  {:11} {:>6} {:>6} {:>6} {:>7}  {:16} {}".format(*head))
     for row in rows:
         aim = "-"
         if row["aim"] is not None:
@@ -189,8 +247,9 @@ def show(rows: Sequence[Row]) -> None:
             aim = f"{row['aim']:g} {row['aims_at']} {word}"
         others = ", ".join(f"{name} {error:.1f}" for name, error in dict(row["others"]).items())
         print(
-            f"{row['set']:20} {row['rows']:4}  {row['held_out_by']:13} {row['mape']:6.1f} "
-            f"{row['median']:7.1f}  {aim:18} {others or '-'}"
+            f"{row['set']:20} {row['rows']:4}  {row['held_out_by']:11} {row['mape']:6.1f} "
+            f"{row['median']:6.1f} {row['max']:6.1f} {100 * row['coverage']:7.1f}  {aim:16} "
+            f"{others or '-'}"
         )
 
 
@@ -201,7 +260,7 @@ def main() -> None:
     parser.add_argument("--constants", action="store_true", help="write the shipped constants")
     options = parser.parse_args()
     if options.constants:
-        print(f"{write_constants(options.data)} sets of constants written to {SHIPPED}")
+        print(f"{write_constants(options.data)} constants written to {SHIPPED}")
         return
     skipped: list[str] = []
     rows = rows_of(options.data, skipped.append)

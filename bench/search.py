@@ -108,8 +108,8 @@ def _timed(function: Callable[[], object]) -> tuple[float, float]:
 
 def fitted(memory: str) -> tuple[Constants, Constants]:
     """Return the constants of time fitted on large A100 runs, and of memory on another cluster."""
-    found = {(item.quantity, item.cluster): item for item in load()}
-    return found["time", "vtrain"], found["memory", memory]
+    time, sizes = load()
+    return time.of("vtrain"), sizes.of(memory)
 
 
 def gpt3(devices: int) -> Configurations:

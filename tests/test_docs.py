@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.estimate import load, predict, read
-from penstock.estimate.layouts import LAYOUTS
+from penstock.estimate.described import COLUMNS
 from tests.test_layers import ROOMS, SRC
 
 ROOT = Path(__file__).parents[1]
@@ -53,13 +53,12 @@ def test_table_in_the_page_on_estimates_can_be_predicted(tmp_path):
     assert estimate.low < estimate.value < estimate.high
 
 
-def test_columns_that_the_page_on_estimates_lists_are_those_of_each_layout():
+def test_columns_that_the_page_on_estimates_lists_are_all_that_are_known():
     page = (ROOT / "docs" / "estimate.md").read_text()
-    _, _, listed = page.partition("| layout | columns |\n| --- | --- |\n")
-    rows = dict(row.strip("| ").split(" | ", 1) for row in listed.partition("\n\n")[0].splitlines())
-    assert list(rows) == [layout.name for layout in LAYOUTS]
-    for layout in LAYOUTS:
-        assert layout.columns <= set(re.findall("`([^`]*)`", rows[layout.name]))
+    _, _, listed = page.partition("| column | taken as | says |\n| --- | --- | --- |\n")
+    rows = [line.strip("| ").split(" | ") for line in listed.partition("\n\n")[0].splitlines()]
+    known = [[f"`{c.name}`", c.default or "must be there", c.meaning] for c in COLUMNS]
+    assert rows == known
 
 
 def test_each_number_of_the_architecture_stands_in_the_file_that_the_page_names():

@@ -8,12 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.estimate import MODELS, TrainingRun
-from penstock.estimate.constants import prior, terms
+from penstock.estimate.constants import terms
 from penstock.estimate.memory import MEMORY_TERMS, activation_bytes, stage_memory, state_bytes
+from penstock.estimate.priors import usual
 from penstock.estimate.work import stage_parameters
 from tests.estimate.runs import A100, run_of, sizes
 
-PRIOR = prior("memory").values
+PRIOR = usual("memory")
 
 
 def peak(run):
@@ -101,7 +102,7 @@ def test_terms_are_named():
 def test_logits_are_gone_before_a_block_is_repeated():
     loss, repeated = stage_memory(run_of(blocks=8, recompute="full"), 0)
     block = 512 * 1024 * (34 + 5 * 16 * 512 / 1024)
-    assert (loss[2], repeated[2]) == (512 * 51200, 0)
+    assert (loss[2], repeated[2]) == (12 * 512 * 51200, 0)
     assert loss[1] == 512 * 1024 * 2 * 8
     assert repeated[1] == loss[1] + block
     first, last = (stage_memory(run_of(blocks=8, pipe=2, recompute="full"), at) for at in (0, 1))

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.estimate.constants import prior, terms
+from penstock.estimate.constants import terms
+from penstock.estimate.priors import usual
 from penstock.estimate.runs import Runs, memory_terms_of, time_terms_of
 from tests.estimate.runs import run_of, sizes
 
@@ -29,7 +30,7 @@ def alike(found):
 @given(st.lists(sizes, min_size=1, max_size=6))
 def test_arrays_give_the_values_of_each_run(quantity, found):
     runs, many = alike(found)
-    constants = prior(quantity).values
+    constants = usual(quantity)
     made = time_terms_of(many) if quantity == "time" else memory_terms_of(many)
     expected = terms(quantity, runs).of(constants)
     assert made.of(constants) == pytest.approx(expected, rel=1e-12)

@@ -23,8 +23,7 @@ from penstock.search.transformer.found import Pool, pareto
 from penstock.search.transformer.space import Space
 from tests.draws import examples
 
-FITTED = {(item.quantity, item.cluster): item for item in load()}
-CONSTANTS = FITTED["time", "vtrain"], FITTED["memory", "simumax"]
+CONSTANTS = tuple(pool.of(name) for pool, name in zip(load(), ("vtrain", "simumax"), strict=True))
 GB = 10**9
 degrees = st.integers(1, 8)
 

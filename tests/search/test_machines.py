@@ -1,4 +1,4 @@
-"""transformer.machines: devices of a described cluster, and whose constants they are given."""
+"""transformer.machines: devices of a described cluster, and the constants they are given."""
 
 import math
 from dataclasses import replace
@@ -8,8 +8,7 @@ import pytest
 from penstock.cluster import Cluster, DeviceKind, Host, HostPair, Link
 from penstock.errors import ClusterError, EstimateError
 from penstock.estimate import load
-from penstock.estimate.known import find_model
-from penstock.search.transformer.machines import machines_of, most_alike
+from penstock.search.transformer.machines import constants_for, machines_of
 
 FAST = DeviceKind("a100-80", 80, (("float32", 1e12), ("bfloat16", 312e12)), 2e12, 3.0)
 SLOW = DeviceKind("t4", 16, (("float16", 65e12),), 0.3e12)
@@ -70,17 +69,14 @@ def test_what_does_not_do_for_an_estimate_is_refused(there, words):
         machines_of(there)
 
 
-def test_constants_are_of_like_devices_and_then_of_like_sizes():
-    fast = machines_of(cluster(*((f"h{at}", "a100-80", 8) for at in range(16)))).pools
+def test_constants_are_of_like_machines():
     few = machines_of(cluster(("a", "a100-80", 8))).pools
     slow = machines_of(cluster(("a", "t4", 8))).pools
-    known, large, small = load(), find_model("mpt-7b"), find_model("mpt-350m", sequence=1024)
-    assert "a100-80" in most_alike("time", large, few, known).seen["device"]
-    assert most_alike("time", small, few, known).cluster.startswith("mosaic a100")
-    of_many = most_alike("time", large, fast, known)
-    least, most = of_many.seen["ranks"]
-    assert least <= 128 <= most
-    assert most_alike("time", large, slow, known).cluster == "mit"  # RTX
-    assert most_alike("memory", large, slow, known).cluster != "mit"  # its error is the largest
+    known = load()
+    near, far = (constants_for("time", pools, known) for pools in (few, slow))
+    assert "a100-80" in near.seen["device"]
+    assert "a100-80" not in far.seen["device"]
+    assert far.doubt["products"] > near.doubt["products"] > 0
+    assert constants_for("time", few, known, cluster="vtrain") == known[0].of("vtrain")
     with pytest.raises(EstimateError, match="no constants of memory"):
-        most_alike("memory", large, few, [item for item in known if item.quantity == "time"])
+        constants_for("memory", few, known[:1])

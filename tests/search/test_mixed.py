@@ -3,6 +3,7 @@
 import functools
 import itertools
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from penstock.estimate import load
 from penstock.estimate.device import find_device
 from penstock.estimate.memory import stage_memory
 from penstock.estimate.runs import Runs
+from penstock.estimate.terms import Terms
 from penstock.estimate.transformer import gpt
 from penstock.search.transformer.found import Pool
 from penstock.search.transformer.layer_costs import layer_costs
@@ -22,11 +24,8 @@ from penstock.search.transformer.space import Space, divisors, runs_of
 from tests.draws import examples
 from tests.estimate.runs import run_of, sizes
 
-FITTED = {(item.quantity, item.cluster): item for item in load()}
-CONSTANTS = FITTED["time", "vtrain"], FITTED["memory", "simumax"]
-# what is done once a step is added to the best cut of each candidate; here it is nothing
-ONCE = {"reduce": 0.0, "update": 0.0, "step": 0.0}
-TIME = replace(CONSTANTS[0], values=CONSTANTS[0].values | ONCE)
+CONSTANTS = tuple(pool.of(name) for pool, name in zip(load(), ("vtrain", "simumax"), strict=True))
+TIME = CONSTANTS[0]
 A100, V100 = find_device("a100-40"), find_device("v100")
 GB = 10**9
 SPACE = Space(recompute=("none", "full"), sharding=("none", "full"))
@@ -122,7 +121,9 @@ def test_best_equals_brute_force(blocks, counts, batch, between, first_gb, secon
         with pytest.raises(PlanError, match="fits the memory"):
             mixed_configurations(model, pools, between, **more)
         return
-    found = mixed_configurations(model, pools, between, **more)
+    # what is done once a step is added to the best cut of each candidate; here it is nothing
+    with mock.patch.object(Terms, "once_s", lambda made, _: np.zeros(len(made.starts))):
+        found = mixed_configurations(model, pools, between, **more)
     run = found.best.run
     base = replace(run, cluster="", stage_blocks=(blocks,), devices=(A100,))
     assert value_s(run, base, between) == pytest.approx(min(values), rel=1e-6)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.estimate.constants import Constants
+    from penstock.estimate.pool import Pooled
     from penstock.estimate.predict import Estimate
     from penstock.estimate.transformer import Transformer
     from penstock.search.transformer.found import Configuration, Configurations
@@ -38,8 +39,8 @@ def configure(
     Example: penstock configure llama3-8b machines.toml --batch 512
     """
     from penstock.estimate.config import read_model
-    from penstock.estimate.constants import load
     from penstock.estimate.known import MODELS, find_model
+    from penstock.estimate.shipped import load
 
     is_file = model.lower() not in MODELS and Path(model).exists()
     sizes = (read_model if is_file else find_model)(model, sequence=sequence)
@@ -70,7 +71,7 @@ class Ranked(NamedTuple):
 
 
 def best(
-    model: "Transformer", cluster: Cluster, batch: int, constants: "Sequence[Constants]"
+    model: "Transformer", cluster: Cluster, batch: int, constants: "Sequence[Pooled]"
 ) -> Ranked:
     """Return the best configurations on `cluster`, of one kind of device or several.
 
@@ -78,12 +79,12 @@ def best(
               PlanError: nothing fits the memory or the batch.
     """
     from penstock.search.transformer.configurations import configurations
-    from penstock.search.transformer.machines import machines_of, most_alike
+    from penstock.search.transformer.machines import constants_for, machines_of
     from penstock.search.transformer.mixed import mixed_configurations
 
     there = machines_of(cluster)
-    time = most_alike("time", model, there.pools, constants)
-    memory = most_alike("memory", model, there.pools, constants)
+    time = constants_for("time", there.pools, constants)
+    memory = constants_for("memory", there.pools, constants)
     both = time, memory
     if len(there.pools) == 1:
         found = configurations(model, there.pools[0], batch=batch, constants=both)
@@ -116,7 +117,7 @@ def words(name: str, model: "Transformer", ranked: Ranked, show: int) -> str:
                 str(made).partition(":")[0],
             )
         )
-    head = "", "step", "9 in 10", "memory", "9 in 10", "tokens/s", "usd", "how"
+    head = "", "step", "8 in 10", "memory", "8 in 10", "tokens/s", "usd", "how"
     size = f"{model.parameters / 1e9:.3g} billion parameters, {model.sequence} tokens a sample"
     lines = [f"{name}: {size}, {ranked.batch} samples a step\n", face.table(head, rows)]
     lines.append("\n* no simulated one is better in seconds, bytes and dollars at once")
@@ -126,15 +127,13 @@ def words(name: str, model: "Transformer", ranked: Ranked, show: int) -> str:
 
 
 def _rests_on(ranked: Ranked) -> list[str]:
-    """Return a line for time and one for memory: fitted on what, with which error."""
+    """Return a line for time and one for memory: what they rest on, and how far that is."""
     lines: list[str] = []
     estimates = ranked.bounds(ranked.found.best)
     for item, estimate in zip((ranked.time, ranked.memory), estimates, strict=True):
-        outside = ", ".join(estimate.outside)
-        lines.append(
-            f"{item.quantity}: fitted on {item.runs} runs ({item.cluster}), mean error "
-            f"{100 * item.error:.1f} % by {item.groups} left out; here it extrapolates in {outside}"
-        )
+        far = ", ".join(estimate.outside)
+        words = f"; here it extrapolates in {far}" if far else ""
+        lines.append(f"{item.quantity}: rests on {estimate.rests_on} ({item.cluster}){words}")
     return lines
 
 

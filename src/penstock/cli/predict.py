@@ -1,5 +1,6 @@
 """penstock predict: step time and memory of a table of configurations, beside what was measured."""
 
+import math
 import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -7,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from penstock.cli import face
+from penstock.errors import EstimateError
 from penstock.files import Json
 from penstock.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.estimate.constants import Constants
+    from penstock.estimate.pool import Pooled
     from penstock.estimate.predict import Estimate
     from penstock.estimate.table import RunTable
 
@@ -22,28 +24,70 @@ _MOST_SHOWN = 40  # rows; --json has them all
 
 def predict(
     file: Annotated[Path, typer.Argument(metavar="FILE.csv", help="A table of runs.")],
-    fit: Annotated[Path | None, typer.Option(help="Fit the constants on these runs.")] = None,
+    fit: Annotated[Path | None, typer.Option(help="Runs of your own, to fit on as well.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Predict step time and peak memory of a table of runs, beside what was measured.
 
-    Without --fit, the constants that come with Penstock are used.  The columns that a table must
-    have are in docs/estimate.md.
+    The constants come with Penstock; with --fit, those of a cluster in that file are moved by its
+    runs.  The columns that a table can have are in docs/estimate.md.
 
-    Example: penstock predict runs.csv --fit other_runs.csv
+    Example: penstock predict runs.csv --fit my_runs.csv
     """
-    from penstock.estimate.constants import load
-    from penstock.estimate.fit import fit as fit_on
-    from penstock.estimate.table import read
+    from penstock.estimate.described import read
+    from penstock.estimate.shipped import load
 
-    table = read(file)
-    with face.busy("fitting"):
-        constants = load() if fit is None else fit_on(read(fit).samples)
-    found = predicted(table, constants)
+    table, pools, gains = read(file), load(), list[Sureness]()
+    if fit is not None:
+        with face.busy("fitting"):
+            gains, pools = fitted(read(fit), pools)
+    found = predicted(table, pools)
     if as_json:
-        face.show_json(_document(table, found))
+        face.show_json({**_document(table, found), "gains": [gain._asdict() for gain in gains]})
     else:
         _show(table, found)
+        for gain in gains:
+            face.show(str(gain))
+
+
+class Sureness(NamedTuple):
+    """What each run of a cluster gave: the deviation of a prediction of its next run, in percent,
+    before any and after each of them."""
+
+    cluster: str
+    runs: int
+    deviations: list[float]
+
+    def __str__(self) -> str:
+        """Return a line."""
+        steps = " -> ".join(f"{each:.1f}" for each in self.deviations)
+        return f"{self.cluster}: {self.runs} runs, a prediction is sure to {steps} %"
+
+
+_MOST_GAINS = 8  # runs, one by one; then only the last
+
+
+def fitted(
+    table: "RunTable", pools: "Sequence[Pooled]"
+) -> "tuple[list[Sureness], tuple[Pooled, ...]]":
+    """Return what the runs of a table give, and the constants with them.
+
+    Raises:   EstimateError: no run of the table was measured.
+    """
+    from penstock.estimate.fit import adapted, by_cluster, sureness
+
+    samples = [sample for sample in table.samples if not math.isnan(sample.seconds)]
+    if not samples:
+        raise EstimateError("no run to fit on", hint="give at least one finished run")
+    gains: list[Sureness] = []
+    for cluster, own in by_cluster(samples).items():
+        counts = [*range(min(len(own), _MOST_GAINS) + 1), len(own)]
+        sure = [
+            round(100 * sureness(pools[0], own[:count], own[-1]), 2)
+            for count in dict.fromkeys(counts)
+        ]
+        gains.append(Sureness(cluster, len(own), sure))
+    return gains, tuple(adapted(pool, samples) for pool in pools)
 
 
 class Predicted(NamedTuple):
@@ -54,36 +98,43 @@ class Predicted(NamedTuple):
 
     @property
     def errors(self) -> list[float]:
-        """Return |predicted / measured - 1| of every row, in percent."""
+        """Return |predicted / measured - 1| of every row that was measured, in percent."""
         pairs = zip(self.measured, self.estimates, strict=True)
-        return [100 * abs(estimate.value / value - 1) for value, estimate in pairs]
+        known = [(value, estimate) for value, estimate in pairs if not math.isnan(value)]
+        return [100 * abs(estimate.value / value - 1) for value, estimate in known]
 
 
-def predicted(table: "RunTable", constants: "Sequence[Constants]") -> dict[str, Predicted]:
+def predicted(table: "RunTable", constants: "Sequence[Pooled]") -> dict[str, Predicted]:
     """Return the estimates of "time", and of "memory" where table and constants have it."""
     from penstock.estimate.predict import predict as estimate
 
     samples = table.samples
     times = estimate("time", [sample.run for sample in samples], constants)
     found = {"time": Predicted(tuple(sample.seconds for sample in samples), times)}
-    sized = [(s.run, float(s.peak_bytes)) for s in samples if s.peak_bytes is not None]
-    if sized and any(item.quantity == "memory" for item in constants):
-        sizes = estimate("memory", [run for run, _ in sized], constants)
-        found["memory"] = Predicted(tuple(size for _, size in sized), sizes)
+    if any(item.quantity == "memory" for item in constants):
+        sizes = estimate("memory", [sample.run for sample in samples], constants)
+        peaks = tuple(math.nan if s.peak_bytes is None else s.peak_bytes for s in samples)
+        found["memory"] = Predicted(peaks, sizes)
     return found
 
 
-def _document(table: "RunTable", found: dict[str, Predicted]) -> Json:
+def _document(table: "RunTable", found: dict[str, Predicted]) -> dict[str, Json]:
     document: dict[str, Json] = {**_part(found["time"])}
     if "memory" in found:
         document["memory"] = _part(found["memory"])
-    return {**document, "layout": table.layout, "skipped": table.skipped}
+    return {**document, "skipped": table.skipped, "taken": list(table.taken)}
 
 
 def _part(one: Predicted) -> dict[str, Json]:
     """Return rows in seconds or bytes, errors in percent, and the rows that extrapolate."""
     rows: list[Json] = [
-        {"measured": value, "predicted": e.value, "low": e.low, "high": e.high}
+        {
+            "measured": None if math.isnan(value) else value,
+            "predicted": e.value,
+            "low": e.low,
+            "high": e.high,
+            "rests_on": e.rests_on,
+        }
         for value, e in zip(one.measured, one.estimates, strict=True)
     ]
     outside: dict[str, Json] = {
@@ -91,31 +142,49 @@ def _part(one: Predicted) -> dict[str, Json]:
     }
     return {
         "rows": rows,
-        "mape": statistics.mean(one.errors),
-        "median": statistics.median(one.errors),
+        "mape": statistics.mean(one.errors) if one.errors else None,
+        "median": statistics.median(one.errors) if one.errors else None,
         "extrapolates": outside,
     }
 
 
 def _show(table: "RunTable", found: dict[str, Predicted]) -> None:
     for name, one in found.items():
-        text = format_seconds if name == "time" else format_bytes
+        text = format_seconds if name == "time" else _bytes
         rows = [
             (
                 at + 1,
-                text(value),
+                "-" if math.isnan(value) else text(value),
                 text(e.value),
                 f"{text(e.low)} .. {text(e.high)}",
-                f"{100 * (e.value / value - 1):+.1f} %",
+                "-" if math.isnan(value) else f"{100 * (e.value / value - 1):+.1f} %",
+                e.rests_on,
                 ", ".join(e.outside),
             )
             for at, (value, e) in enumerate(zip(one.measured, one.estimates, strict=True))
         ]
-        head = "row", "measured", "predicted", "9 times in 10", "error", "extrapolates in"
+        head = (
+            "row",
+            "measured",
+            "predicted",
+            "8 times in 10",
+            "error",
+            "rests on",
+            "extrapolates in",
+        )
         face.show(face.table(head, rows[:_MOST_SHOWN]))
         if len(rows) > _MOST_SHOWN:
             face.show(f"... and {len(rows) - _MOST_SHOWN} more; --json has them all")
-        mean, median = statistics.mean(one.errors), statistics.median(one.errors)
-        face.show(f"{name}: mean error {mean:.1f} %, median {median:.1f} %, {len(rows)} runs\n")
+        if one.errors:
+            mean, median = statistics.mean(one.errors), statistics.median(one.errors)
+            face.show(
+                f"{name}: mean error {mean:.1f} %, median {median:.1f} %, {len(one.errors)} runs\n"
+            )
+    if table.taken:
+        face.say(f"not said by the table, and taken as: {', '.join(table.taken)}")
     if table.skipped:
-        face.say(f"{table.skipped} rows without a measured time were skipped")
+        face.say(f"{table.skipped} rows of runs that failed were skipped")
+
+
+def _bytes(size: float) -> str:
+    return format_bytes(round(size))

@@ -6,7 +6,7 @@ Source:   the configuration that was published with each model.
 from dataclasses import replace
 
 from penstock.errors import EstimateError
-from penstock.estimate.transformer import Experts, Latent, Transformer
+from penstock.estimate.transformer import Experts, Latent, Transformer, gpt
 
 
 # positional, to be read as a table: hidden, blocks, heads, ...
@@ -18,7 +18,9 @@ def _llama(hidden: int, blocks: int, heads: int, feed_forward: int, keys: int = 
 
 
 def _mpt(hidden: int, blocks: int, heads: int) -> Transformer:
-    return Transformer(hidden, blocks, heads, 50368, 2048, 4 * hidden, positions=2048)
+    return Transformer(
+        hidden, blocks, heads, 50368, 2048, 4 * hidden, positions=2048, scores="flash 1"
+    )
 
 
 def _deepseek(
@@ -36,6 +38,7 @@ _MIXTRAL = Transformer(
 )  # fmt: skip
 
 MODELS: dict[str, Transformer] = {
+    "gpt3-175b": gpt(12288, 96, 96, sequence=2048, vocabulary=51200),
     "llama3-8b": _llama(4096, 32, 32, 14336),
     "llama3-70b": _llama(8192, 80, 64, 28672),
     "llama3-405b": _llama(16384, 126, 128, 53248, 16),  # the machines measured had 16 key heads
@@ -44,9 +47,9 @@ MODELS: dict[str, Transformer] = {
     "deepseekv2": _deepseek(5120, 60, 102400, 12288, Experts(160, 6, 1536, 3072, 1)),
     "deepseekv3": _deepseek(7168, 61, 129280, 18432, Experts(256, 8, 2048, 2048, 1)),
     # as Megatron builds it: embeddings as wide as the blocks, not 512
-    "opt-350": Transformer(1024, 24, 16, 50272, 2048, 4096, positions=2048, scores="written"),
+    "opt-350": Transformer(1024, 24, 16, 50272, 2048, 4096, positions=2048, scores="eager"),
     "gpt-neo": Transformer(
-        2560, 32, 20, 50257, 2048, 10240, positions=2048, scores="written in 32 bits"
+        2560, 32, 20, 50257, 2048, 10240, positions=2048, scores="eager in 32 bits"
     ),
     "mpt-125m": _mpt(768, 12, 12),
     "mpt-350m": _mpt(1024, 24, 16),

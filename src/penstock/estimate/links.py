@@ -1,19 +1,25 @@
 """Links: seconds of collectives at the rates of the datasheet, by where their ranks are.
 
 Ranks are numbered tensor first, then context, data and pipe, as Megatron numbers them; a host
-holds consecutive ranks.  No latency: messages are counted elsewhere.
+holds consecutive ranks.  No latency: hops are counted elsewhere.
 """
 
-import functools
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from penstock.estimate.either import ever, least, most, where
 from penstock.estimate.run import TrainingRun
 
 
+class LinkSeconds(NamedTuple):
+    """Seconds that a message takes, by the link that is its slowest: one of them is zero."""
+
+    inside_s: float
+    across_s: float
+
+
 def all_reduce_s(
     run: TrainingRun, at: int, size_bytes: float, *, axis: Literal["tensor", "data"]
-) -> float:
+) -> LinkSeconds:
     """Return the seconds of summing `size_bytes` over the ranks of an axis, in stage `at`.
 
     2 * (n - 1) / n * size / rate, as slow as the slowest link of the ring: inside a host, or
@@ -23,41 +29,46 @@ def all_reduce_s(
     Ignores:  trees, which are faster for small sizes.
     Source:   "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
     """
-    return 2 * _one_way_s(run, at, size_bytes, axis=axis)
+    return _one_way_s(run, at, 2 * size_bytes, axis=axis)
 
 
-def gather_s(run: TrainingRun, size_bytes: float) -> float:
+def gather_s(run: TrainingRun, size_bytes: float) -> LinkSeconds:
     """Return the seconds of gathering `size_bytes`, sharded over the ranks of `data`."""
-    ways = (_one_way_s(run, at, size_bytes, axis="data") for at in range(run.pipe))
-    return functools.reduce(most, ways)
+    ways = [_one_way_s(run, at, size_bytes, axis="data") for at in range(run.pipe)]
+    slowest = ways[0]
+    for way in ways[1:]:
+        is_more = sum(way) > sum(slowest)
+        slowest = LinkSeconds(*(where(is_more, a, b) for a, b in zip(way, slowest, strict=True)))
+    return slowest
 
 
-def _one_way_s(run: TrainingRun, at: int, size_bytes: float, *, axis: str) -> float:
+def _one_way_s(run: TrainingRun, at: int, size_bytes: float, *, axis: str) -> LinkSeconds:
     device = run.devices[at]
     ranks, stride = run.tensor, 1
     if axis == "data":
         ranks, stride = run.data * run.context, run.tensor
     together = most(1, least(ranks, device.ranks_per_host // stride))
-    rate = device.inside_bytes_per_s / (together if device.shared else 1)
-    if ever(ranks > together):
-        across = together * min(device.across_bytes_per_s for device in run.devices)
-        between = where(together == 1, across, least(rate, across))
-        rate = where(ranks > together, between, rate)
-    return (ranks - 1) / ranks * size_bytes / rate
+    inside = device.inside_bytes_per_s / (together if device.shared else 1)
+    across = together * min(device.across_bytes_per_s for device in run.devices)
+    sent = (ranks - 1) / ranks * size_bytes
+    if not ever(ranks > together):
+        return LinkSeconds(sent / inside, 0.0 * sent)
+    is_across = (ranks > together) & ((together == 1) | (across < inside))
+    return LinkSeconds(where(is_across, 0.0, sent / inside), where(is_across, sent / across, 0.0))
 
 
-def exchange_s(run: TrainingRun, at: int, size_bytes: float) -> float:
+def exchange_s(run: TrainingRun, at: int, size_bytes: float) -> LinkSeconds:
     """Return the seconds in which each expert rank sends `size_bytes`, evenly to all of them.
 
     (n - 1) / n * size / rate, with the slower rate where the ranks are of several hosts.
     """
-    device = run.devices[at]
-    inside = run.expert <= device.ranks_per_host
-    rate = where(inside, device.inside_bytes_per_s, device.across_bytes_per_s)
-    return (run.expert - 1) / run.expert * size_bytes / rate
+    device, sent = run.devices[at], (run.expert - 1) / run.expert * size_bytes
+    if run.expert <= device.ranks_per_host:
+        return LinkSeconds(sent / device.inside_bytes_per_s, 0.0 * sent)
+    return LinkSeconds(0.0 * sent, sent / device.across_bytes_per_s)
 
 
-def neighbour_s(run: TrainingRun, at: int, size_bytes: float) -> float:
+def neighbour_s(run: TrainingRun, at: int, size_bytes: float) -> LinkSeconds:
     """Return the seconds of sending `size_bytes` to the next stage.
 
     Across hosts the tensor ranks send a part each.
@@ -65,6 +76,6 @@ def neighbour_s(run: TrainingRun, at: int, size_bytes: float) -> float:
     device = run.devices[at]
     stride = run.tensor * run.context * run.data
     slowest = min(device.across_bytes_per_s for device in run.devices)
-    across_s = size_bytes / run.tensor / slowest
     is_inside = stride * run.pipe <= device.ranks_per_host
-    return where(is_inside, size_bytes / device.inside_bytes_per_s, across_s)
+    inside, across = size_bytes / device.inside_bytes_per_s, size_bytes / run.tensor / slowest
+    return LinkSeconds(where(is_inside, inside, 0.0), where(is_inside, 0.0, across))

@@ -2,9 +2,10 @@
 
     states       weights, gradients, optimizer: no constant, they are exact
     activations  what the forwards of all micro-batches in flight keep for their backwards
-    logits       numbers of the last stage's logits, times the bytes kept of each
-    gradient     numbers of the largest matrix, whose gradient is made on top of everything else
-    buffers      GB for every rank of the host: context, libraries, buffers of messages to each
+    logits       of the last stage, as many bytes of each as the loss keeps
+    gradient     of the largest matrix, in 32 bits, made on top of everything else
+    buffers      GB, once; where all that the device has in use was measured, for every rank of
+                 the host: context, libraries, buffers of messages to each
 
 In flight on stage s of S under 1F1B are min(S - s, M) micro-batches; a total is never divided
 by the number of stages.
@@ -24,7 +25,8 @@ from penstock.estimate.terms import Terms
 from penstock.estimate.work import block_kinds, distinct_stages, is_mixed, stage_parameters
 from penstock.units import GB
 
-_SCORE_BYTES = {"written": 5, "written in 32 bits": 8}  # kept of a score
+_SCORE_BYTES = {"written": 5, "eager": 5, "eager in 32 bits": 8}  # kept of a score
+_LOGIT_BYTES = 12, 4  # of a logit: 16 bits, 32, softmax and gradient; in one kernel the softmax
 MEMORY_TERMS = ("states", "activations", "logits", "gradient", "buffers")
 
 
@@ -45,6 +47,8 @@ def memory_terms(runs: Sequence[TrainingRun]) -> Terms:
         ones,
         0 * ones,
         np.zeros((len(runs), len(MEMORY_TERMS))),
+        np.zeros((len(runs), len(MEMORY_TERMS))),
+        0 * ones,
     )
 
 
@@ -57,9 +61,11 @@ def stage_memory(run: TrainingRun, at: int) -> list[list[float]]:
     """
     last = at == run.pipe - 1
     logits = run.tokens * run.model.vocabulary / run.tensor if last else 0.0
+    logits *= _LOGIT_BYTES[run.fused_loss]
     states, held = state_bytes(run, at), activation_bytes(run, at)
-    gradient = run.model.largest_matrix / run.tensor
-    buffers = 1.0 * GB * least(run.ranks, run.devices[at].ranks_per_host)
+    gradient = 4 * run.model.largest_matrix / run.tensor
+    peers = least(run.ranks, run.devices[at].ranks_per_host) if run.on_device else 1
+    buffers = 1.0 * GB * peers
     is_repeated = run.recompute == "full"
     if ever(is_repeated) and last:
         inputs = where(is_repeated, held - repeated_bytes(run, at), held)
@@ -131,7 +137,7 @@ def _block_bytes(run: TrainingRun, block: int) -> float:
         inner += forward * experts.shared_width
     else:
         inner += forward * model.feed_forward
-    if model.scores != "fused":
+    if not model.is_flash:
         between += 2 * model.hidden
         scores = _SCORE_BYTES[model.scores] * model.sequence * model.heads
         inner += where(run.recompute != "selective", scores, 0)

@@ -4,19 +4,28 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from penstock.errors import EstimateError
-from penstock.estimate.constants import Constants, Quantity, features, terms
-from penstock.estimate.run import TrainingRun
+import numpy as np
 
-_FARTHER = 2.0  # factor on the spread of a run outside of what was fitted on
+from penstock.errors import EstimateError
+from penstock.estimate.constants import Constants, features, terms
+from penstock.estimate.fit import WIDE
+from penstock.estimate.pool import Pooled
+from penstock.estimate.priors import Quantity
+from penstock.estimate.run import TrainingRun
+from penstock.estimate.site import site_of_run
+from penstock.estimate.terms import Floats
+
+_FARTHER = 0.03  # more deviation for every factor of 2 that a size is beyond what was seen
+_STRANGE = 0.03  # for a choice that was not seen
 
 
 class Estimate(NamedTuple):
-    """A value in seconds or bytes, 9 times in 10 between `low` and `high`.
+    """A value in seconds or bytes, 8 times in 10 between `low` and `high`.
 
-    cluster   whose constants were used
-    outside   the features in which the run is outside what they were fitted on; the interval
-              is then twice as wide on a logarithmic scale, and no promise
+    cluster   whose runs it rests on
+    outside   the features in which the run is outside of them, each with how far: then it
+              extrapolates, and the interval is wider
+    rests_on  the runs that it rests on, in words
     """
 
     value: float
@@ -24,50 +33,83 @@ class Estimate(NamedTuple):
     high: float
     cluster: str
     outside: tuple[str, ...]
+    rests_on: str
 
 
 def predict(
-    quantity: Quantity, runs: Sequence[TrainingRun], constants: Sequence[Constants]
+    quantity: Quantity, runs: Sequence[TrainingRun], pools: Sequence[Pooled]
 ) -> tuple[Estimate, ...]:
-    """Return an estimate for every run, by the constants of its own cluster or the most similar.
-
-    Most similar are those of the same device, recompute and sharding, then those outside of whose
-    ranges fewest sizes are, then those fitted on most runs.
+    """Return an estimate for every run, by the constants of its own cluster or those like it.
 
     Raises:   EstimateError: there are no constants of this quantity.
     """
-    usable = [item for item in constants if item.quantity == quantity]
-    if not usable:
-        message = f"no constants of {quantity}"
-        raise EstimateError(message, hint=f"fit on a file that has measured {quantity}")
-    chosen = [_closest(run, usable) for run in runs]
+    pool = pool_of(quantity, pools)
+    groups: dict[object, list[int]] = {}
+    for at, run in enumerate(runs):
+        key = run.cluster, run.devices, run.ranks, run.sharding
+        groups.setdefault(key, []).append(at)
     found: dict[int, Estimate] = {}
-    for item in usable:
-        own = [at for at, choice in enumerate(chosen) if choice is item]
-        if own:
-            values = terms(quantity, [runs[at] for at in own]).of(item.array)
-            for at, value in zip(own, values, strict=True):
-                found[at] = around(runs[at], float(value), item)
+    for members in groups.values():
+        first = runs[members[0]]
+        constants = pool.at(site_of_run(first), first.cluster)
+        own = [runs[at] for at in members]
+        value, slope = terms(quantity, own).with_slopes(constants.array)
+        shares = slope * constants.array / value[:, None]
+        for at, one, share in zip(members, value, shares, strict=True):
+            found[at] = _around(runs[at], float(one), constants, share)
     return tuple(found[at] for at in range(len(runs)))
 
 
-def _closest(run: TrainingRun, constants: Sequence[Constants]) -> Constants:
-    own = next((item for item in constants if item.cluster == run.cluster), None)
-    if own is not None:
-        return own
-    words = {name for name, value in features(run).items() if isinstance(value, str)}
+def pool_of(quantity: Quantity, pools: Sequence[Pooled]) -> Pooled:
+    """Return the constants of a quantity.
 
-    def distance(item: Constants) -> tuple[int, int, int]:
-        outside = item.outside(run)
-        return len(words.intersection(outside)), len(outside), -item.runs
-
-    return min(constants, key=distance)
+    Raises:   EstimateError: there are none.
+    """
+    for pool in pools:
+        if pool.quantity == quantity:
+            return pool
+    message = f"no constants of {quantity}"
+    raise EstimateError(message, hint=f"fit on a file that has measured {quantity}")
 
 
 def around(run: TrainingRun, value: float, constants: Constants) -> Estimate:
     """Return the prediction of `constants` for a run: its interval, and where it extrapolates."""
+    own, slope = terms(constants.quantity, [run]).with_slopes(constants.array)
+    return _around(run, value, constants, slope[0] * constants.array / own[0])
+
+
+def _around(run: TrainingRun, value: float, constants: Constants, share: Floats) -> Estimate:
+    """Return an estimate whose deviation has three parts: of constants, of runs, of distance."""
     outside = constants.outside(run)
-    if constants.cluster != run.cluster:
-        outside = ("cluster", *outside)
-    factor = math.exp(constants.spread * (_FARTHER if outside else 1.0))
-    return Estimate(value, value / factor, value * factor, constants.cluster, outside)
+    far = [abs(math.log2(factor)) if factor else 0.0 for factor in outside.values()]
+    more = _FARTHER * max(far, default=0.0) + _STRANGE * sum(not f for f in outside.values())
+    of_constants = float(np.square(share * constants.doubts).sum())
+    deviation = math.sqrt(of_constants + constants.spread**2 + more**2)
+    factor = math.exp(WIDE * deviation)
+    words = [*(["cluster"] if constants.asked else []), *map(_words, outside.items())]
+    return Estimate(
+        value, value / factor, value * factor, constants.cluster, tuple(words),
+        rests_on(run, constants),
+    )  # fmt: skip
+
+
+def _words(outside: tuple[str, float]) -> str:
+    name, factor = outside
+    if not factor:
+        return name
+    return f"{name} {factor:.3g}x larger" if factor > 1 else f"{name} {1 / factor:.3g}x smaller"
+
+
+def rests_on(run: TrainingRun, constants: Constants) -> str:
+    """Return the runs behind a prediction: how many, on which devices, and how far they are."""
+    if not constants.runs:
+        return "no run, only on what is usual"
+    own = str(features(run)["device"])
+    known = [str(name) for name in constants.seen.get("device", ())]
+    on = own if own in known else f"{', '.join(known)}, none on {own}"
+    beyond = constants.outside(run)
+    sizes = {name: factor for name, factor in beyond.items() if factor}
+    if not sizes:
+        return f"{constants.runs} runs on {on}"
+    name = max(sizes, key=lambda each: abs(math.log(sizes[each])))
+    return f"{constants.runs} runs on {on}, nearest {_words((name, 1 / sizes[name]))}"

@@ -23,6 +23,10 @@ class Line:
     place: str
     cells: dict[str, str]
 
+    def has(self, column: str) -> bool:
+        """Return whether a cell is there and not empty."""
+        return bool(self.cells.get(column, "").strip())
+
     def text(self, column: str) -> str:
         """Return a cell as it is."""
         return self.cells[column].strip()
@@ -41,12 +45,15 @@ class Line:
             raise EstimateError(message, hint="correct the cell, or remove the row")
         return value
 
-    def integer(self, column: str) -> int:
-        """Return a cell as a whole number of 1 or more.
+    def integer(self, column: str, most: int = _MOST) -> int:
+        """Return a cell as a whole number from 1 to `most`.
 
         Raises:   EstimateError: it is not one.
         """
         value = self.number(column)
+        if value == int(value) and most < value <= _MOST:
+            message = f"{self.place}: {column} is {self.text(column)}"
+            raise EstimateError(message, hint=f"it can be {most:,} at most")
         if value != int(value) or value > _MOST:
             message = f"{self.place}: {column} is {self.text(column)!r}, not a whole number"
             raise EstimateError(message, hint="correct the cell, or remove the row")

@@ -1,7 +1,7 @@
 """Run: one configuration of a training run: model, devices, degrees, batch."""
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from penstock.errors import EstimateError
 from penstock.estimate.device import Datasheet
@@ -21,6 +21,21 @@ _ONE_OR_MORE = (
 )
 
 
+class Hiding(NamedTuple):
+    """What is sent while the device computes, as much as compute can hide.
+
+    gathers    of sharded weights, and the scatters of their gradients
+    gradients  sums over replicas, beside the backward of the last micro-batch
+    tensor     sums between tensor ranks, beside products
+    pipe       messages between stages
+    """
+
+    gathers: bool = True
+    gradients: bool = False
+    tensor: bool = False
+    pipe: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingRun:
     """A configuration whose step time and memory are asked for.
@@ -37,6 +52,13 @@ class TrainingRun:
     sequence_parallel  the tensor ranks also divide what lies between the products
     gradient_bytes     of one number of a gradient, kept and sent
     product_speed      of products in the blocks, in units of the 16-bit peak: 2 in 8 bits
+    overlap            what is sent while the device computes
+    fused_loss         head's softmax and loss are one kernel
+    stops_early        what is repeated ends with the last value that a backward reads, so without
+                       the last product of a block: torch's checkpoint, not Megatron's
+    selective          part of the products that selective recompute repeats, with all kernels
+                       between them; 0: attention alone, as in Megatron
+    on_device          memory is all that the device has in use, not what tensors are given
     optimizer_bytes    kept beside weight and gradient: 12 for Adam in 32 bits
     Raises:   EstimateError: a number is below 1, or they do not fit together.
     """
@@ -58,6 +80,11 @@ class TrainingRun:
     gradient_bytes: int = 4
     optimizer_bytes: int = 12
     product_speed: float = 1.0
+    overlap: Hiding = Hiding()  # noqa: RUF009 - a frozen record
+    fused_loss: bool = False
+    stops_early: bool = False
+    on_device: bool = False
+    selective: float = 0.0
 
     def __post_init__(self) -> None:
         for name in _ONE_OR_MORE:

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from penstock.estimate.device import Datasheet
 from penstock.estimate.memory import MEMORY_TERMS, stage_memory
-from penstock.estimate.run import Recompute, Sharding, TrainingRun
-from penstock.estimate.terms import Floats, Terms
+from penstock.estimate.run import Hiding, Recompute, Sharding, TrainingRun
+from penstock.estimate.terms import Floats, Terms, cover
 from penstock.estimate.transformer import Transformer
-from penstock.estimate.work import LANES, TIME_TERMS, distinct_stages, once_a_step, stage_work
+from penstock.estimate.work import LANES, TIME_TERMS, distinct_stages, once_a_step, stage_work, sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,11 @@ class Runs:
     gradient_bytes: int = 4
     optimizer_bytes: int = 12
     product_speed: float = 1.0
+    overlap: Hiding = Hiding()  # noqa: RUF009 - a frozen record
+    fused_loss: bool = False
+    stops_early: bool = False
+    on_device: bool = False
+    selective: float = 0.0
 
     def __len__(self) -> int:
         return len(self.tensor)
@@ -96,20 +101,22 @@ class Runs:
             cast("Recompute", str(self.recompute[at])), cast("Sharding", str(self.sharding[at])),
             bool(self.sequence_parallel[at]),
             self.gradient_bytes, self.optimizer_bytes, self.product_speed,
+            self.overlap, self.fused_loss, self.stops_early, self.on_device, self.selective,
         )  # fmt: skip
 
 
-def time_terms_of(runs: Runs) -> Terms:
-    """Return the terms of step time, as `time_terms` of each."""
+def time_terms_of(runs: Runs, *, messages: bool = True) -> Terms:
+    """Return the terms of step time, as `time_terms` of each; messages between stages or none."""
     as_one, count = cast("TrainingRun", runs), len(runs)
     stages = distinct_stages(as_one)
     lanes = np.zeros((len(LANES), count, len(stages), len(TIME_TERMS)))
     for place, (at, _) in enumerate(stages):
-        for (lane, name), value in stage_work(as_one, at).items():
+        for (lane, name), value in stage_work(as_one, at, messages=messages).items():
             lanes[LANES.index(lane), :, place, TIME_TERMS.index(name)] = value
-    once = np.zeros((count, len(TIME_TERMS)))
-    for name, value in once_a_step(as_one).items():
-        once[:, TIME_TERMS.index(name)] = value
+    once, beside = (np.zeros((count, len(TIME_TERMS))) for _ in range(2))
+    for array, work in ((once, once_a_step(as_one)), (beside, sums(as_one))):
+        for name, value in work.items():
+            array[:, TIME_TERMS.index(name)] = value
     return Terms(
         TIME_TERMS,
         lanes.reshape(len(LANES), -1, len(TIME_TERMS)),
@@ -118,6 +125,8 @@ def time_terms_of(runs: Runs) -> Terms:
         runs.num_micro_batches.astype(np.float64),
         1.0 / runs.interleave,
         once,
+        beside,
+        np.full(count, cover(as_one)),
     )
 
 
@@ -139,4 +148,6 @@ def memory_terms_of(runs: Runs) -> Terms:
         np.ones(count),
         np.zeros(count),
         np.zeros((count, len(MEMORY_TERMS))),
+        np.zeros((count, len(MEMORY_TERMS))),
+        np.zeros(count),
     )

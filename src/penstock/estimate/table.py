@@ -1,42 +1,52 @@
-"""Table: a CSV of measured runs, in the layout of any of the sets that are published."""
+"""Table: the rows of a CSV of runs, each made into a sample or refused with its number."""
 
 import csv
 import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from penstock.errors import EstimateError
-from penstock.estimate.layouts import LAYOUTS, Build, Sample
 from penstock.estimate.row import Line
+from penstock.estimate.sample import Sample
 from penstock.files import read_bytes
-
-_HINT = "see docs/estimate.md for the columns that are known"
 
 
 class RunTable(NamedTuple):
-    """The samples of a file, and how many rows were skipped because the run failed."""
+    """The samples of a file, how many rows were skipped because the run failed, and what was
+    taken for columns that the file has not.
+    """
 
     layout: str
     samples: tuple[Sample, ...]
     skipped: int
+    taken: tuple[str, ...] = ()
 
 
-def read(path: Path) -> RunTable:
-    """Return the rows of a file.
+Build = Callable[[Line], Sample | None]
 
-    Raises:   EstimateError: not there, no CSV, columns of no known layout, text where a number
-              must be, an impossible configuration, or no usable row.
+
+def read_rows(path: Path, layout: str, build: Build) -> RunTable:
+    """Return the rows of a file, each made by `build`; None is a run that failed.
+
+    Raises:   EstimateError: not there, no CSV, text where a number must be, an impossible
+              configuration, or no usable row.
     """
-    head, rows = read_lines(path)
-    layout = next((layout for layout in LAYOUTS if layout.columns <= set(head)), None)
-    if layout is None:
-        raise EstimateError(f"{path} has columns of no known layout: {_short(head)}", hint=_HINT)
-    found = [_sample(row, layout.build) for row in rows]
+    _, rows = read_lines(path)
+    found = [_sample(row, build) for row in rows]
     samples = tuple(sample for sample in found if sample is not None)
     if not samples:
         message = f"{path} has no row to use: {len(rows)} rows, none with a measured time"
         raise EstimateError(message, hint="give a file with at least one finished run")
-    return RunTable(layout.name, samples, len(found) - len(samples))
+    return RunTable(layout, samples, len(found) - len(samples))
+
+
+def read_head(path: Path) -> list[str]:
+    """Return the names of the columns of a file.
+
+    Raises:   EstimateError: not there, no CSV, empty.
+    """
+    return read_lines(path)[0]
 
 
 def _sample(row: Line, build: Build) -> Sample | None:
@@ -67,10 +77,9 @@ def read_lines(path: Path) -> tuple[list[str], list[Line]]:
         if len(line) != len(head):
             message = f"{path}, row {at}: {len(line)} cells for {len(head)} columns"
             raise EstimateError(message, hint="each row must have a cell for every column")
+        unprintable = next((cell for cell in line if not cell.isprintable()), None)
+        if unprintable is not None:
+            message = f"{path}, row {at}: a cell is {unprintable!r}"
+            raise EstimateError(message, hint="a cell is one line of printable text")
         rows.append(Line(f"{path}, row {at}", dict(zip(head, line, strict=True))))
     return head, rows
-
-
-def _short(names: list[str]) -> str:
-    text = ", ".join(names)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -19,7 +19,7 @@ Ignores:  stragglers, congestion by others, input data, checkpoints, thermal thr
 Source:   arXiv:2104.04473 (pipeline, tensor), arXiv:2205.05198 (sequence parallel, recompute).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -32,6 +32,7 @@ from penstock.estimate.work import (
     distinct_stages,
     once_a_step,
     stage_work,
+    sums,
 )
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -48,6 +49,8 @@ class Terms(NamedTuple):
     steady   times that its longest stage is passed, per run
     filling  what the sum of the other stages is divided by, per run; 0: they do not count
     once     runs x constants: once a step
+    beside   runs x constants: once a step, hidden as far as `cover` of the longest stage's
+             seconds of a micro-batch
     """
 
     names: tuple[str, ...]
@@ -57,6 +60,8 @@ class Terms(NamedTuple):
     steady: Floats
     filling: Floats
     once: Floats
+    beside: Floats
+    cover: Floats
 
     def of(self, constants: Floats) -> Floats:
         """Return the value of every run: seconds, or bytes."""
@@ -65,6 +70,12 @@ class Terms(NamedTuple):
     def stage_s(self, constants: Floats) -> Floats:
         """Return the seconds of one micro-batch on every row of stages."""
         return _p_norm(self.lanes @ constants)
+
+    def once_s(self, constants: Floats) -> Floats:
+        """Return the seconds once a step of every run, beside its micro-batches."""
+        stage = self.stage_s(constants)
+        hidden = self.cover * stage[self._longest(stage)]
+        return self.once @ constants + np.maximum(self.beside @ constants - hidden, 0.0)
 
     def with_slopes(self, constants: Floats) -> tuple[Floats, Floats]:
         """Return the value of every run, and its derivative by every constant."""
@@ -79,7 +90,12 @@ class Terms(NamedTuple):
         most, most_slope = stage[longest], stage_slope[longest]
         value = self.steady * most + self.filling * (total - most) + self.once @ constants
         fill = self.filling[:, None] * (total_slope - most_slope)
-        return value, self.steady[:, None] * most_slope + fill + self.once
+        slope = self.steady[:, None] * most_slope + fill + self.once
+        exposed = self.beside @ constants - self.cover * most
+        is_seen = exposed > 0
+        value += np.where(is_seen, exposed, 0.0)
+        seen_slope = self.beside - self.cover[:, None] * most_slope
+        return value, slope + np.where(is_seen[:, None], seen_slope, 0.0)
 
     def _longest(self, stage: Floats) -> Ints:
         """Return the row of the longest stage of every run."""
@@ -96,6 +112,7 @@ class Terms(NamedTuple):
         return Terms(
             self.names, self.lanes[:, row], self.alike[row], starts,
             self.steady[runs], self.filling[runs], self.once[runs],
+            self.beside[runs], self.cover[runs],
         )  # fmt: skip
 
 
@@ -117,8 +134,8 @@ def time_terms(runs: Sequence[TrainingRun]) -> Terms:
             work = stage_work(run, at)
             rows.append([[work.get((lane, name), 0.0) for name in names] for lane in LANES])
             alike.append(count)
-    steps = [once_a_step(run) for run in runs]
-    once = [[step.get(name, 0.0) for name in names] for step in steps]
+    once = _rows(once_a_step(run) for run in runs)
+    beside = _rows(sums(run) for run in runs)
     return Terms(
         names,
         np.array(rows, dtype=np.float64).transpose(1, 0, 2).copy(),
@@ -126,5 +143,20 @@ def time_terms(runs: Sequence[TrainingRun]) -> Terms:
         np.array(starts, dtype=np.int64),
         np.array([float(run.num_micro_batches) for run in runs]),
         np.array([1.0 / run.interleave for run in runs]),
-        np.array(once, dtype=np.float64).reshape(len(runs), len(names)),
+        once,
+        beside,
+        np.array([cover(run) for run in runs]),
     )
+
+
+def cover(run: TrainingRun) -> float:
+    """Return the part of a micro-batch's seconds that sums of gradients may be hidden in.
+
+    The backward of the last one, where they are begun as soon as they are ready: 2 of 3.
+    """
+    return 2 / 3 if run.overlap.gradients else 0.0
+
+
+def _rows(works: Iterable[dict[str, float]]) -> Floats:
+    rows = [[work.get(name, 0.0) for name in TIME_TERMS] for work in works]
+    return np.array(rows, dtype=np.float64).reshape(len(rows), len(TIME_TERMS))

@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from penstock.errors import EstimateError
 
+Scores: TypeAlias = Literal["fused", "flash 1", "written", "eager", "eager in 32 bits"]
 Split: TypeAlias = Literal["tensor", "copied", "expert"]
 
 
@@ -42,8 +43,9 @@ class Transformer:
     """The sizes of a decoder.
 
     positions    rows of a learned embedding of positions, 0 for rotary ones
-    scores       how attention is computed: fused (scores never written), or written and kept
-                 in 16 bits or, where a model asks for it, in 32
+    scores       how attention is computed: fused (scores never written), written by products
+                 with a fused softmax between them, or eager (an operator at a time), in 16
+                 bits or, where a model asks for it, in 32
     Raises:   EstimateError: a size is below 1, or heads do not divide.
     """
 
@@ -58,7 +60,7 @@ class Transformer:
     gated: bool = False
     tied: bool = True
     positions: int = 0
-    scores: Literal["fused", "written", "written in 32 bits"] = "fused"
+    scores: Scores = "fused"
     latent: Latent | None = None
     experts: Experts | None = None
 
@@ -70,6 +72,11 @@ class Transformer:
         if not self.head_size and self.hidden % self.heads:
             message = f"hidden size {self.hidden} is not divisible by {self.heads} heads"
             raise EstimateError(message, hint="check hidden size and heads")
+
+    @property
+    def is_flash(self) -> bool:
+        """Return whether scores are never written."""
+        return self.scores in ("fused", "flash 1")
 
     @property
     def per_head(self) -> int:
@@ -120,6 +127,17 @@ class Transformer:
         """Return the matrices of block `at`, counted from the input."""
         mixed = self.experts is not None and at >= self.experts.dense_blocks
         return (*self.attention(), *(self.mixture() if mixed else self.plain()))
+
+    @property
+    def flop_per_token(self) -> float:
+        """Return the FLOP of the products of a token, forward and backward, without attention."""
+        chosen = self.experts.chosen if self.experts else 1
+        numbers = self.head_matrix
+        for at in range(self.blocks):
+            for matrix in self.block(at):
+                copies = chosen if matrix.split == "expert" else 1
+                numbers += matrix.inputs * matrix.outputs * copies
+        return 6.0 * numbers
 
     @property
     def parameters(self) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Literal, TypeAlias
 
 from penstock.estimate.either import among, ever, most, where
-from penstock.estimate.links import all_reduce_s, exchange_s, gather_s, neighbour_s
+from penstock.estimate.links import LinkSeconds, all_reduce_s, exchange_s, gather_s, neighbour_s
 from penstock.estimate.run import TrainingRun
 from penstock.estimate.transformer import Matrix
 
@@ -17,38 +17,39 @@ Work: TypeAlias = "defaultdict[tuple[Lane, str], float]"
 
 LANES: tuple[Lane, ...] = ("device", "host", "wire")
 TIME_TERMS = (
-    "products",  # s: FLOP of products / peak, forward and backward
-    "again",  # s: FLOP of products that full recompute repeats / peak
-    "experts",  # s: FLOP of the experts' products / peak
+    "products",  # s: FLOP of products / peak
     "attention",  # s: FLOP of attention itself / peak
-    "head",  # s: FLOP of the head's products / peak
-    "loss",  # s: logits in 32 bits, once / bandwidth
-    "scores",  # s: bytes of scores that are written and read / bandwidth
-    "kernels",  # s: bytes of all kernels between the products / bandwidth
+    "bytes",  # s: bytes that kernels between the products read and write / bandwidth
+    "inside",  # s: bytes sent between devices of a host / link
+    "across",  # s: bytes sent between hosts / link
     "launches",  # kernels launched
-    "tensor",  # s: bytes between tensor ranks / link inside a host
-    "tensor across",  # s: the same, where tensor ranks are of several hosts
-    "messages",  # hops of collectives that the device waits for
-    "pipe",  # s: bytes between stages / link
-    "exchange",  # s: bytes to experts and back / link
-    "context",  # s: bytes of keys and values between ranks of a sequence / link
-    "gather",  # s: bytes of sharded weights and gradients / link
-    "reduce",  # s: bytes of gradients summed at the end of a step / link
-    "update",  # s: bytes read and written by the optimizer / bandwidth
+    "hops",  # hops of collectives that the device waits for
     "step",  # 1 a step
 )
-_SCORE_BYTES = 13, 16  # a score in 16 bits: written and read on the way forward, and back
+# Bytes of a score that are written and read on the way forward, and back: with a fused softmax;
+# and where scale, mask, softmax in 32 bits and dropout are kernels of their own.
+_SCORE_BYTES = (13, 16)
+_EAGER_BYTES = {"written": (29, 58), "eager": (29, 58), "eager in 32 bits": (42, 84)}
+_GROUPED = 1.25  # slower, products of experts: groups of unlike size in one kernel
+_FIRST_FLASH = 2.0  # slower than its second version, arXiv:2307.08691
+_LOSS_BYTES = 48, 20  # of a logit, forward and backward: op by op in 32 bits, and in one kernel
+_CAST_BYTES = 4  # of a number that goes into a product of 8 bits: read, and written twice
 _BLOCK_LAUNCHES = 24  # forward, fused norms, bias and dropout; twice as many backward
-_UNFUSED_LAUNCHES = 7  # more, forward, where softmax and mask are kernels of their own
+_EAGER_LAUNCHES = (
+    10  # more, forward, where scale, mask, softmax and dropout are kernels of their own
+)
 _EXPERT_LAUNCHES = 60  # routing, permutation, one product per expert in a group
 _HEAD_LAUNCHES = 40  # head and loss, forward and backward
 _EMBEDDING_LAUNCHES = 12
+_ENGINE_LAUNCHES = 60  # of a stage for each micro-batch: buffers, messages and their events
 _WORD = 2  # bytes of a number that is sent or kept, in mixed precision
 _UPDATE_BYTES = 34  # read and written of a number by Adam in mixed precision
 
 
-def stage_work(run: TrainingRun, at: int) -> Work:
+def stage_work(run: TrainingRun, at: int, *, messages: bool = True) -> Work:
     """Return the work of stage `at` for one micro-batch, forward and backward.
+
+    messages   to the next stage and back are part of it
 
     Products: 2 FLOP a token and number of the matrix forward, twice that backward, forward
     again under full recompute.
@@ -61,21 +62,35 @@ def stage_work(run: TrainingRun, at: int) -> Work:
         _add(work, _embedding(run, at))
     if at == run.pipe - 1:
         _add(work, _head(run, at))
-    if run.pipe > 1:
+    if run.pipe > 1 and messages:
         sent = _WORD * run.tokens * run.model.hidden
-        work["device", "pipe"] += 2 * run.interleave * neighbour_s(run, at, sent)
+        lane: Lane = "wire" if run.overlap.pipe else "device"
+        _send(work, lane, neighbour_s(run, at, sent), 2 * run.interleave)
+        work["host", "launches"] += _ENGINE_LAUNCHES * run.interleave
+    _add(work, _gathers(run, at))
+    return work
+
+
+def _gathers(run: TrainingRun, at: int) -> Work:
+    """Return the gathers of sharded weights, and the scatters of their gradients."""
+    work: Work = defaultdict(float)
     is_gathered = among(run.sharding, ("gradients", "full"))
     if ever(is_gathered):
         gathers = where(run.sharding == "full", 2, 1)
         own = sum(stage_parameters(run, at))
-        gathered_s = gather_s(run, own * (gathers * _WORD + run.gradient_bytes))
-        work["wire", "gather"] += where(is_gathered, gathered_s, 0.0)
+        sent = where(is_gathered, own * (gathers * _WORD + run.gradient_bytes), 0.0)
+        _send(work, "wire" if run.overlap.gathers else "device", gather_s(run, sent))
     return work
 
 
 def _add(work: Work, more: Mapping[tuple[Lane, str], float], times: int = 1) -> None:
     for key, value in more.items():
         work[key] += times * value
+
+
+def _send(work: Work, lane: Lane, sent: LinkSeconds, times: float = 1) -> None:
+    work[lane, "inside"] += times * sent.inside_s
+    work[lane, "across"] += times * sent.across_s
 
 
 def block_kinds(run: TrainingRun, at: int) -> Iterator[tuple[int, int]]:
@@ -98,13 +113,18 @@ def is_mixed(run: TrainingRun, block: int) -> bool:
 def _block(run: TrainingRun, at: int, block: int) -> Work:
     work: Work = defaultdict(float)
     device = run.devices[at]
-    again = run.recompute == "full"
-    for matrix in run.model.block(block):
+    some = where(run.recompute == "selective", run.selective, 0.0)
+    again = (run.recompute == "full") | (some > 0)
+    matrices = run.model.block(block)
+    for at_matrix, matrix in enumerate(matrices):
+        is_last = at_matrix == len(matrices) - 1 and run.stops_early
+        repeated = where(run.recompute == "full", 0.0 if is_last else 1.0, some)
+        passes = 3 + repeated
         seconds = _product_flop(run, matrix) / device.peak_flop_per_s
-        work["device", "experts" if matrix.split == "expert" else "products"] += 3 * seconds
-        work["device", "again"] += again * seconds
+        work["device", "products"] += passes * seconds
+        work["device", "bytes"] += passes * _operand_bytes(run, matrix) / device.bytes_per_s
     moved = (3 + again) * _kernel_bytes(run, block)
-    work["device", "kernels"] += moved / device.bytes_per_s
+    work["device", "bytes"] += moved / device.bytes_per_s
     work["host", "launches"] += (3 + again) * _launches(run, block)
     _add(work, _attention(run, at))
     _add(work, _block_messages(run, at, block))
@@ -121,19 +141,17 @@ def _block_messages(run: TrainingRun, at: int, block: int) -> Work:
         work["host", "launches"] += where(run.tensor > 1, 2 * messages, 0)
     if ever(run.expert > 1) and run.model.experts is not None and is_mixed(run, block):
         chosen = sent * run.model.experts.chosen / where(run.sequence_parallel, run.tensor, 1)
-        work["device", "exchange"] += messages * exchange_s(run, at, chosen)
-        work["device", "messages"] += messages * 2 * (run.expert - 1)
+        _send(work, "device", exchange_s(run, at, chosen), messages)
+        work["device", "hops"] += messages * 2 * (run.expert - 1)
     return work
 
 
 def _tensor_sum(run: TrainingRun, at: int, size_bytes: float, *, times: int) -> Work:
     """Return sums over the tensor ranks: bytes, and 2 * (n - 1) hops each."""
     work: Work = defaultdict(float)
-    inside = run.tensor <= run.devices[at].ranks_per_host
-    seconds = all_reduce_s(run, at, size_bytes, axis="tensor")
-    work["device", "tensor"] += where(inside, times * seconds, 0.0)
-    work["device", "tensor across"] += where(inside, 0.0, times * seconds)
-    work["device", "messages"] += times * 2 * (run.tensor - 1)
+    lane: Lane = "wire" if run.overlap.tensor else "device"
+    _send(work, lane, all_reduce_s(run, at, size_bytes, axis="tensor"), times)
+    work[lane, "hops"] += times * 2 * (run.tensor - 1)
     return work
 
 
@@ -147,7 +165,31 @@ def _product_flop(run: TrainingRun, matrix: Matrix) -> float:
             return flop / where(run.sequence_parallel, run.tensor, 1)
         case "expert":
             chosen = run.model.experts.chosen if run.model.experts else 1
-            return flop * chosen / run.tensor
+            return _GROUPED * flop * chosen / run.tensor
+
+
+def _operand_bytes(run: TrainingRun, matrix: Matrix) -> float:
+    """Return the bytes that a product reads and writes on one rank, which its FLOP do not hide.
+
+    Tensor ranks divide one side of what is not the weight, and the weight.
+    """
+    hidden = run.model.hidden
+    other = matrix.outputs if matrix.inputs == hidden else matrix.inputs
+    word = _WORD / run.product_speed
+    match matrix.split:
+        case "tensor":
+            numbers = run.tokens * (hidden + other / run.tensor)
+            return word * (numbers + matrix.inputs * matrix.outputs / run.tensor)
+        case "copied":
+            split = where(run.sequence_parallel, run.tensor, 1)
+            numbers = run.tokens * (matrix.inputs + matrix.outputs) / split
+            return word * (numbers + matrix.inputs * matrix.outputs)
+        case "expert":
+            chosen, count = 1, 1
+            if run.model.experts:
+                chosen, count = run.model.experts.chosen, run.model.experts.count
+            numbers = run.tokens * chosen * (matrix.inputs + matrix.outputs) / run.tensor
+            return word * (numbers + matrix.inputs * matrix.outputs * count / run.expert)
 
 
 def _attention(run: TrainingRun, at: int) -> Work:
@@ -161,18 +203,22 @@ def _attention(run: TrainingRun, at: int) -> Work:
     pairs = run.tokens * model.sequence * model.heads / run.tensor
     flop = 2 * pairs * (2 * model.per_head + rotary)
     again = run.recompute != "none"
-    if model.scores == "fused":
-        flop *= (1 + again + 2.5) / 2
+    if model.is_flash:
+        flop *= (1 + again + 2.5) / 2 * (_FIRST_FLASH if model.scores == "flash 1" else 1)
     else:
         flop *= 1 + again + 2
-        forward, backward = _SCORE_BYTES
+        is_eager = _is_eager(run)
+        forward, backward = (
+            where(is_eager, eager, fused)
+            for eager, fused in zip(_EAGER_BYTES[model.scores], _SCORE_BYTES, strict=True)
+        )
         moved = pairs * ((1 + again) * forward + backward)
-        work["device", "scores"] += moved / device.bytes_per_s
+        work["device", "bytes"] += moved / device.bytes_per_s
     work["device", "attention"] += flop / device.peak_flop_per_s
     if ever(run.context > 1):
         keys = 2 * (model.key_heads or model.heads) * model.per_head * _WORD / run.tensor
         sent = run.tokens * (run.context - 1) * keys
-        work["device", "context"] += (2 + again) * sent / device.inside_bytes_per_s
+        work["wire", "inside"] += (2 + again) * sent / device.inside_bytes_per_s
     return work
 
 
@@ -181,7 +227,7 @@ def _kernel_bytes(run: TrainingRun, block: int) -> float:
 
     Two norms and two sums with dropout: 22 a number; a gate or GELU: 6 or 4 a number of the
     feed-forward; rotation or bias of queries, keys and values: 4 each; into the order of the
-    experts and back: 16 a number that an expert sees.
+    experts and back: 16 a number that an expert sees; casts of what products in 8 bits read.
     """
     model, experts = run.model, run.model.experts
     between = 22 * model.hidden / where(run.sequence_parallel, run.tensor, 1)
@@ -191,25 +237,33 @@ def _kernel_bytes(run: TrainingRun, block: int) -> float:
         wide = experts.chosen * experts.width + experts.shared_width
         inside += gate * wide + 16 * experts.chosen * model.hidden
     else:
-        inside += gate * model.feed_forward
+        wide = model.feed_forward
+        inside += gate * wide
+    if run.product_speed > 1:
+        inside += _CAST_BYTES * (2 * model.hidden + 2 * wide)
     return run.tokens * (between + inside / run.tensor)
 
 
 def _launches(run: TrainingRun, block: int) -> int:
-    """Return the kernels of a block, forward.
+    """Return the kernels of a block, forward."""
+    more = where(_is_eager(run), _EAGER_LAUNCHES, 0) if not run.model.is_flash else 0
+    return _BLOCK_LAUNCHES + more + (_EXPERT_LAUNCHES if is_mixed(run, block) else 0)
+
+
+def _is_eager(run: TrainingRun) -> bool:
+    """Return whether scale, mask, softmax and dropout are kernels of their own.
 
     Megatron's fused softmax needs the heads of a rank times its samples to be a multiple of 4.
     Source:   github.com/NVIDIA/Megatron-LM, fused_softmax.py.
     """
     is_uneven = run.micro_batch * run.model.heads // run.tensor % 4 != 0
-    more = where(is_uneven, _UNFUSED_LAUNCHES, 0) if run.model.scores != "fused" else 0
-    return _BLOCK_LAUNCHES + more + (_EXPERT_LAUNCHES if is_mixed(run, block) else 0)
+    return is_uneven | (run.model.scores != "written")
 
 
 def _embedding(run: TrainingRun, at: int) -> Work:
     work: Work = defaultdict(float)
     sent = _WORD * run.tokens * run.model.hidden
-    work["device", "kernels"] += 10 * sent / run.devices[at].bytes_per_s
+    work["device", "bytes"] += 10 * sent / run.devices[at].bytes_per_s
     work["host", "launches"] += _EMBEDDING_LAUNCHES
     if ever(run.tensor > 1):
         _add(work, _tensor_sum(run, at, sent, times=1))
@@ -217,13 +271,13 @@ def _embedding(run: TrainingRun, at: int) -> Work:
 
 
 def _head(run: TrainingRun, at: int) -> Work:
-    """Return the head and the loss: products, and passes over logits in 32 bits."""
+    """Return the head and the loss: products, and the bytes of logits that are read and written."""
     work: Work = defaultdict(float)
     model, device = run.model, run.devices[at]
     flop = 6 * run.tokens * model.head_matrix / run.tensor
-    work["device", "head"] += flop / device.peak_flop_per_s
+    work["device", "products"] += flop / device.peak_flop_per_s
     logits = run.tokens * model.vocabulary / run.tensor
-    work["device", "loss"] += 4 * logits / device.bytes_per_s
+    work["device", "bytes"] += _LOSS_BYTES[run.fused_loss] * logits / device.bytes_per_s
     work["host", "launches"] += _HEAD_LAUNCHES
     if ever(run.tensor > 1):
         _add(work, _tensor_sum(run, at, _WORD * run.tokens * model.hidden, times=1))
@@ -276,21 +330,33 @@ def distinct_stages(run: TrainingRun) -> list[tuple[int, int]]:
 
 
 def once_a_step(run: TrainingRun) -> dict[str, float]:
-    """Return the work of the busiest rank once a step: sum of gradients, optimizer.
+    """Return the work of the busiest rank once a step, beside the sums of gradients: optimizer."""
+    own, experts = busiest_parameters(run)
+    replicas = run.data * run.context
+    copies = most(1, replicas * run.tensor // run.expert)
+    held = where(run.sharding == "none", own + experts, own / replicas + experts / copies)
+    update_s = _UPDATE_BYTES * held / min(device.bytes_per_s for device in run.devices)
+    return {"bytes": update_s, "step": 1.0}
 
-    A distributed optimizer scatters gradients and gathers weights instead of summing gradients.
+
+def sums(run: TrainingRun) -> dict[str, float]:
+    """Return the work of summing gradients once a step, of the rank with most of them.
+
+    A distributed optimizer scatters gradients and gathers weights instead.
     """
+    own, _ = busiest_parameters(run)
+    scattered = own * (run.gradient_bytes + _WORD) / 2
+    sent = where(run.sharding == "optimizer", scattered, own * run.gradient_bytes)
+    is_summed = among(run.sharding, ("none", "optimizer"))
+    found = all_reduce_s(run, 0, where(is_summed, sent, 0.0), axis="data")
+    return {"inside": found.inside_s, "across": found.across_s}
+
+
+def busiest_parameters(run: TrainingRun) -> tuple[float, float]:
+    """Return the numbers of the rank that holds most: those of all, and those of experts."""
     sizes = [stage_parameters(run, at) for at, _ in distinct_stages(run)]
     own, experts = sizes[0]
     for numbers, others in sizes[1:]:
         is_more = numbers + others > own + experts
         own, experts = where(is_more, numbers, own), where(is_more, others, experts)
-    replicas = run.data * run.context
-    scattered = own * (run.gradient_bytes + _WORD) / 2
-    sent = where(run.sharding == "optimizer", scattered, own * run.gradient_bytes)
-    is_summed = among(run.sharding, ("none", "optimizer"))
-    reduce_s = where(is_summed, all_reduce_s(run, 0, sent, axis="data"), 0.0)
-    copies = most(1, replicas * run.tensor // run.expert)
-    held = where(run.sharding == "none", own + experts, own / replicas + experts / copies)
-    update_s = _UPDATE_BYTES * held / min(device.bytes_per_s for device in run.devices)
-    return {"reduce": reduce_s, "update": update_s, "step": 1.0}
+    return own, experts

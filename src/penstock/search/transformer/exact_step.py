@@ -86,4 +86,4 @@ def _split(run: TrainingRun, constants: Constants) -> tuple[Floats, float]:
     parts = {"F": one, "B": stage_s - one, "I": stage_s - 2 * one, "W": one}
     for kind, part in parts.items():
         seconds[KINDS.index(kind)] = part
-    return seconds, float((terms.once @ constants.array)[0])
+    return seconds, float(terms.once_s(constants.array)[0])

@@ -19,7 +19,7 @@ from penstock.estimate.memory import activation_bytes, repeated_bytes, stage_mem
 from penstock.estimate.run import TrainingRun
 from penstock.estimate.runs import Runs, time_terms_of
 from penstock.estimate.terms import Floats
-from penstock.estimate.work import TIME_TERMS, stage_keys
+from penstock.estimate.work import stage_keys
 
 
 class LayerCosts(NamedTuple):
@@ -45,8 +45,8 @@ def layer_costs(
     kinds = list(dict.fromkeys(keys))
     places = [keys.index(kind) for kind in kinds]
     column = [kinds.index(key) for key in keys]
-    time = constants[0].array * np.array([name != "pipe" for name in TIME_TERMS])
-    seconds = time_terms_of(alone).stage_s(time).reshape(len(runs), -1)
+    made = time_terms_of(alone, messages=False)
+    seconds = made.stage_s(constants[0].array).reshape(len(runs), -1)
     held = [_bytes(as_one, at, constants[1]) for at in places]
     kept = np.stack([each[1] for each in held], axis=1)
     own = np.stack([each[0] for each in held], axis=1) - kept

@@ -5,10 +5,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.cluster.cluster import Cluster, DeviceKind, Host, Link
-from penstock.errors import ClusterError, EstimateError
-from penstock.estimate.constants import Constants, Quantity
-from penstock.estimate.device import DEVICES, Datasheet
-from penstock.estimate.transformer import Transformer
+from penstock.errors import ClusterError
+from penstock.estimate.constants import Constants
+from penstock.estimate.device import DEVICES, Datasheet, usual_power_w
+from penstock.estimate.pool import Pooled
+from penstock.estimate.predict import pool_of
+from penstock.estimate.priors import Quantity
+from penstock.estimate.site import site_of
 from penstock.search.transformer.found import Pool
 
 _DTYPES = ("bfloat16", "float16")
@@ -64,6 +67,8 @@ def _pool(kind: DeviceKind, hosts: Sequence[Host], cluster: Cluster) -> Pool:
         fastest.bytes_per_s if fastest else math.inf,
         between.bytes_per_s / each if between else fastest.bytes_per_s if fastest else math.inf,
         each,
+        power_w=_power_w(kind),
+        memory_bytes=kind.memory_bytes,
     )
     return Pool(device, count, kind.memory_bytes, kind.usd_per_hour)
 
@@ -75,6 +80,12 @@ def _link(link: Link | None, needed: bool, kind: DeviceKind, level: str) -> Link
     return link
 
 
+def _power_w(kind: DeviceKind) -> float:
+    """Return what a device may draw: as its data sheet says, else what is usual for its peak."""
+    known = [device.power_w for device in DEVICES if device.name == kind.name]
+    return known[0] if known else usual_power_w(_peak(kind))
+
+
 def _peak(kind: DeviceKind) -> float:
     known = dict(kind.flop_per_s)
     for dtype in _DTYPES:
@@ -83,42 +94,14 @@ def _peak(kind: DeviceKind) -> float:
     return kind.peak_flop_per_s(_DTYPES[0])  # raises, and says which are known
 
 
-def most_alike(
-    quantity: Quantity, model: Transformer, pools: Sequence[Pool], constants: Sequence[Constants]
+def constants_for(
+    quantity: Quantity, pools: Sequence[Pool], known: Sequence[Pooled], *, cluster: str = ""
 ) -> Constants:
-    """Return the constants for all candidates: of the devices with the nearest peak, then those
-    outside of whose ranges fewest sizes are, then those with the smallest error.
+    """Return the constants for all candidates on these devices, by what like machines tell.
 
-    Of memory the device does not count.
+    Half of the candidates shard weights, so they stand half-way.
     Raises:   EstimateError: there are none of this quantity.
     """
-    usable = [item for item in constants if item.quantity == quantity]
-    if not usable:
-        raise EstimateError(f"no constants of {quantity}", hint="fit them on a file that has it")
-    peak = sum(pool.device.peak_flop_per_s * pool.count for pool in pools)
-    peak /= sum(pool.count for pool in pools)
-    sizes = {
-        "hidden size": model.hidden,
-        "blocks": model.blocks,
-        "sequence": model.sequence,
-        "ranks": sum(pool.count for pool in pools),
-    }
-
-    def distance(item: Constants) -> tuple[float, int, float, int]:
-        outside = sum(_is_outside(item, name, size) for name, size in sizes.items())
-        apart = _apart(item, peak) if quantity == "time" else 0.0
-        return apart, outside, item.error, -item.runs
-
-    return min(usable, key=distance)
-
-
-def _is_outside(item: Constants, name: str, size: int) -> bool:
-    least, most = item.seen[name]
-    return not float(least) <= size <= float(most)
-
-
-def _apart(item: Constants, peak: float) -> float:
-    """Return how far, by factors of 2, the nearest device fitted on is from `peak`."""
-    names = {str(name) for names in [item.seen["device"]] for name in names}
-    near = [device.peak_flop_per_s for device in DEVICES if device.name in names]
-    return min((round(abs(math.log2(each / peak)), 1) for each in near), default=math.inf)
+    devices = [pool.device for pool in pools for _ in range(pool.count)]
+    place = site_of(devices, len(devices), sharded=0.5)
+    return pool_of(quantity, known).at(place, cluster)

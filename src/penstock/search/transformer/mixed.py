@@ -132,7 +132,7 @@ def _best(
             reasons[cut] += 1
             continue
         run = _run(problem, at, cut)
-        value_s = cut.value_s + float((time_terms([run]).once @ constants.array)[0])
+        value_s = cut.value_s + float(time_terms([run]).once_s(constants.array)[0])
         found = sorted([*found, _ByClosedForm(value_s, at, run)])[: most + 1]
         if len(found) > most:
             reasons[_SLOWER] += 1

@@ -1,4 +1,4 @@
-"""Layouts: how a row of each published set becomes a run, and what the file omits.
+"""Layouts: how a row of each published set becomes a described run, and what the file omits.
 
 What a file does not say is set as those who measured set it; each function says so.
 """
@@ -6,13 +6,16 @@ What a file does not say is set as those who measured set it; each function says
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 from penstock.errors import EstimateError
-from penstock.estimate.device import Datasheet, find_device
+from penstock.estimate.device import find_device
 from penstock.estimate.known import find_model
 from penstock.estimate.row import Line
 from penstock.estimate.run import Recompute, Sharding, TrainingRun, even
+from penstock.estimate.sample import Sample
+from penstock.estimate.table import RunTable, read_head, read_rows
 from penstock.estimate.transformer import gpt
 from penstock.units import GiB
 
@@ -25,15 +28,24 @@ _MOSAIC = """\
 model,seq_len,gpus,gpu,mbs,grad_accum,gbs_tokens,tokens_s,precision,mp_mode,sharding,act_ckpt"""
 
 
-class Sample(NamedTuple):
-    """A run, and what was measured: seconds of a step, and peak bytes where they are known."""
-
-    run: TrainingRun
-    seconds: float
-    peak_bytes: float | None
-
-
 Build = Callable[[Line], Sample | None]
+
+
+def _check_counts(row: Line, run: TrainingRun, *, batch: int, gpus: int = 0, pipe: int = 0) -> None:
+    """Refuse a row whose numbers do not go together.
+
+    Raises:   EstimateError: devices are not the product of the degrees, stages are not as many as
+              the pipeline, or replicas are more than samples.
+    """
+    if gpus and run.ranks != gpus:
+        message = f"{row.place}: degrees of {run.ranks} ranks on {gpus} GPUs"
+        raise EstimateError(message, hint="tensor x data x pipeline must be the GPUs")
+    if pipe and run.pipe != pipe:
+        message = f"{row.place}: a pipeline of {pipe} stages, and blocks of {run.pipe}"
+        raise EstimateError(message, hint="give the blocks of every stage")
+    if batch < run.data:
+        message = f"{row.place}: a batch of {batch} samples for {run.data} replicas"
+        raise EstimateError(message, hint="each replica needs a sample")
 
 
 def _parts(batch: int, micro_batch: int, data: int) -> int:
@@ -69,9 +81,7 @@ def _vtrain(row: Line) -> Sample | None:
         recompute="full",
         gradient_bytes=2,
     )
-    if run.ranks != ranks:
-        message = f"{row.place}: degrees of {run.ranks} ranks on {ranks} GPUs"
-        raise EstimateError(message, hint="tensor x data x pipeline parallelism must be # GPUs")
+    _check_counts(row, run, batch=row.integer("global batch"), gpus=ranks)
     return Sample(run, milliseconds / 1e3, None)
 
 
@@ -95,6 +105,7 @@ def _megatron(row: Line) -> Sample | None:
         row.integer("tp"), data, size, parts,
         recompute="full", gradient_bytes=2,
     )  # fmt: skip
+    _check_counts(row, run, batch=batch, gpus=row.integer("gpus"))
     flop = 96 * batch * 2048 * blocks * hidden**2
     flop *= 1 + 2048 / (6 * hidden) + 51200 / (16 * blocks * hidden)
     return Sample(run, flop / (tflops * 1e12 * row.integer("gpus")), None)
@@ -143,6 +154,7 @@ def _simumax(row: Line) -> Sample | None:
         recompute=recompute,
         sharding="optimizer",
         sequence_parallel=True,
+        fused_loss=True,
     )
     gibibytes = row.measured("real_alloc_gib")
     return Sample(run, milliseconds / 1e3, None if gibibytes is None else gibibytes * GiB)
@@ -156,6 +168,12 @@ def _degrees(row: Line) -> dict[str, int]:
         message = f"{row.place}: parallel is {text!r}, not like tp2pp1"
         raise EstimateError(message, hint=f"{', '.join(found)} can stand there, with a number")
     return found | {name: int(size) for name, size in parts}
+
+
+# What is known of clusters and stands in no file: PCIe 3 and 100 Mb/s; a third of what the
+# activations alone would take was measured, so they are repeated.
+_NETWORKS = {"mit": {"inside_bytes_per_s": 12e9, "across_bytes_per_s": 12.5e6}}
+_REPEATED: dict[str, Recompute] = {"mit": "full"}
 
 
 def _sailor(row: Line) -> Sample | None:
@@ -178,23 +196,18 @@ def _sailor(row: Line) -> Sample | None:
     tensor, pipe = row.integer("tp"), row.integer("pp")
     hosts = row.integer("N_nodes")
     per_host = max(1, tensor * data * pipe // hosts)
+    network = _NETWORKS.get(row.text("set"), {})
     devices = [
-        replace(d, ranks_per_host=per_host) for d in map(_gpu, row.text("gpus_by_stage").split("/"))
+        replace(d, ranks_per_host=per_host, **network)
+        for d in map(find_device, row.text("gpus_by_stage").split("/"))
     ]
     run = TrainingRun(
         model, row.text("set"), tuple(layers), tuple(devices), tensor, data, micro_batch,
         _parts(row.integer("gbs"), micro_batch, data), optimizer_bytes=18,
-        recompute="full" if row.text("set") == "mit" else "none",
+        recompute=_REPEATED.get(row.text("set"), "none"), on_device=True,
     )  # fmt: skip
+    _check_counts(row, run, batch=row.integer("gbs"), pipe=pipe)
     return Sample(run, seconds, row.measured("max_mem_bytes"))
-
-
-_GPUS = {"gh-96": "gh200", "v100-16": "v100", "h100-80": "h100"}
-
-
-def _gpu(name: str) -> Datasheet:
-    name = name.lower().removesuffix("gb").replace("_", "-")
-    return find_device(_GPUS.get(name, name))
 
 
 _SHARDING: dict[str, Sharding] = {
@@ -213,7 +226,7 @@ def _mosaic(row: Line) -> Sample | None:
     if rate is None:
         return None
     model = find_model(f"mpt-{row.text('model')}", sequence=row.integer("seq_len"))
-    device = _gpu(row.text("gpu"))
+    device = find_device(row.text("gpu"))
     run = TrainingRun(
         model,
         f"mosaic {device.name}",
@@ -226,6 +239,7 @@ def _mosaic(row: Line) -> Sample | None:
         recompute="full" if row.text("act_ckpt").lower() == "true" else "none",
         sharding=row.one_of("sharding", _SHARDING),
         gradient_bytes=2 if row.text("mp_mode") == "PURE" else 4,
+        stops_early=True,
         product_speed=2.0 if row.text("precision").endswith("fp8") else 1.0,
     )
     return Sample(run, row.number("gbs_tokens") / rate, None)
@@ -250,3 +264,16 @@ LAYOUTS = (
     _layout("sailor", _SAILOR, _sailor),
     _layout("mosaic", _MOSAIC, _mosaic),
 )
+
+
+def read(path: Path) -> RunTable:
+    """Return the rows of a published file, whose layout its columns tell.
+
+    Raises:   EstimateError: columns of no known layout, or what `read_rows` refuses.
+    """
+    head = set(read_head(path))
+    layout = next((layout for layout in LAYOUTS if layout.columns <= head), None)
+    if layout is None:
+        hint = f"known: {', '.join(layout.name for layout in LAYOUTS)}"
+        raise EstimateError(f"{path} has columns of no known layout", hint=hint)
+    return read_rows(path, layout.name, layout.build)

@@ -1,11 +1,11 @@
-"""Table: the layouts that are known, what is skipped, what is refused."""
+"""bench.layouts: published tables become runs; what is skipped, what is refused."""
 
 from pathlib import Path
 
 import pytest
 
+from bench.layouts import read
 from penstock.errors import EstimateError
-from penstock.estimate import read
 from penstock.units import GiB
 
 VTRAIN = (
@@ -83,6 +83,7 @@ def test_sailor_layers_include_embedding_and_head(write):
     assert sample.run.stage_blocks == (11, 13)
     assert sample.run.model.hidden == 1024
     assert (sample.run.ranks, sample.run.devices[0].ranks_per_host) == (16, 4)
+    assert sample.run.on_device
     assert sample.peak_bytes == 8e9
 
 
@@ -123,7 +124,7 @@ def test_order_of_columns_and_columns_more_do_not_matter(write):
     ("lines", "message"),
     [
         ([], "is empty"),
-        (["a,b", "1,2"], "columns of no known layout: a, b"),
+        (["a,b", "1,2"], "columns of no known layout"),
         ([VTRAIN], "has no row to use: 0 rows"),
         ([VTRAIN, ROW[VTRAIN].replace("300", "nan")], "no row to use: 1 rows"),
         ([VTRAIN, ROW[VTRAIN].replace("1536", "wide")], "row 2: hidden size is 'wide'"),
@@ -141,7 +142,10 @@ def test_order_of_columns_and_columns_more_do_not_matter(write):
         ([SIMUMAX, ROW[SIMUMAX].replace("llama3-70b", "llama9")], "row 2: no model is called"),
         ([SIMUMAX, ROW[SIMUMAX].replace("tp2pp2", "tp2zz2")], "parallel is 'tp2zz2'"),
         ([SIMUMAX, ROW[SIMUMAX].replace("tp2pp2", "2tp")], "parallel is '2tp'"),
-        ([SAILOR, ROW[SAILOR].replace("GH-96/", "GPU/")], "row 2: no device is called 'gpu'"),
+        ([SAILOR, ROW[SAILOR].replace("GH-96/", "GPU/")], "row 2: no device is called 'GPU'"),
+        ([SAILOR, ROW[SAILOR].replace("GH-96,2,4", "GH-96,3,4")], "3 stages, and blocks of 2"),
+        ([SAILOR, ROW[SAILOR].replace("2,1,64", "99,1,64")], "64 samples for 99 replicas"),
+        ([MEGATRON, ROW[MEGATRON].replace("4,8,64", "4,999,64")], "8 ranks on 999 GPUs"),
         ([SAILOR, ROW[SAILOR].replace("12/14", "twelve")], "layers_per_stage is 'twelve'"),
         ([SAILOR, ROW[SAILOR].replace("12/14", "12/7/7")], "row 2: 2 devices for stages of"),
         ([MOSAIC, ROW[MOSAIC].replace("FULL_SHARD", "HALF")], "sharding is 'HALF'"),

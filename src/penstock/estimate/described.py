@@ -1,0 +1,381 @@
+"""Described: a run as one row of a table, in columns that say it whole.
+
+What a column does not say is taken as its default, which is said; what does not go together is
+refused, with its row and the reason.
+"""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple, TypeVar, cast
+
+from penstock.errors import EstimateError
+from penstock.estimate.device import Datasheet, find_device
+from penstock.estimate.frameworks import FRAMEWORKS, Framework
+from penstock.estimate.known import find_model
+from penstock.estimate.row import FAILED, Line
+from penstock.estimate.run import Hiding, Recompute, Sharding, TrainingRun, even
+from penstock.estimate.sample import Sample
+from penstock.estimate.table import RunTable, read_head, read_rows
+from penstock.estimate.transformer import Experts, Scores, Transformer
+from penstock.units import GB
+
+Value = TypeVar("Value")
+
+
+class Column(NamedTuple):
+    """A column: what is taken where it is not there ("": it must be), the most it can be."""
+
+    name: str
+    default: str
+    most: int
+    meaning: str
+
+
+COLUMNS = (
+    Column(
+        "model", "-", 0,
+        "a name that is known; then layers and sequence may replace its own, and the other "
+        "sizes may be left out",
+    ),
+    Column("layers", "", 10_000, "blocks"),
+    Column("hidden", "", 1_000_000, "numbers of a token between blocks"),
+    Column("heads", "", 10_000, "of attention"),
+    Column("kv_heads", "heads", 10_000, "heads of keys and values"),
+    Column("head_size", "hidden / heads", 100_000, "numbers of a head"),
+    Column("intermediate", "4 x hidden", 4_000_000, "numbers inside the feed-forward"),
+    Column("gated", "no", 0, "the feed-forward has a gate (SwiGLU): yes or no"),
+    Column("vocabulary", "", 10_000_000, "tokens that are known"),
+    Column("tied", "no", 0, "the head is the embedding: yes or no"),
+    Column("sequence", "", 16_777_216, "tokens of a sample"),
+    Column("experts", "1", 100_000, "of a block; 1 is a plain feed-forward"),
+    Column("experts_per_token", "2", 10_000, "of them"),
+    Column("expert_intermediate", "intermediate", 4_000_000, "numbers inside an expert"),
+    Column(
+        "attention", "flash", 0,
+        "flash, flash 1 (its first version), written (scores in memory, fused softmax), eager",
+    ),
+    Column("loss", "plain", 0, "plain, or fused (softmax and loss one kernel)"),
+    Column(
+        "cluster", "the device", 0,
+        "a name for the machines: runs of one name are fitted together",
+    ),
+    Column("device", "", 0, "a name of estimate/device.py, or one a stage: a100-80/t4"),
+    Column("gpus", "the product of the ways", 10_000_000, "devices of the run"),
+    Column("gpus_per_host", "of the device", 10_000, "devices of a host"),
+    Column(
+        "inside_gb_per_s", "of the device", 0,
+        "GB/s in one direction to another device of the host",
+    ),
+    Column(
+        "across_gb_per_s", "of the device", 0,
+        "GB/s in one direction: a device's share of the host's network",
+    ),
+    Column(
+        "memory_gb_per_s", "of the device", 0,
+        "GB/s of a device's own memory, where it is another version",
+    ),
+    Column("power_w", "of the device", 0, "watts that a device may draw, where it is limited"),
+    Column(
+        "framework", "megatron-core", 0,
+        "megatron-lm, megatron-core, fsdp, deepspeed, torchtitan, penstock: defaults of what "
+        "follows",
+    ),
+    Column("data", "gpus / the other ways", 10_000_000, "replicas"),
+    Column("tensor", "1", 100_000, "ranks that share a matrix"),
+    Column(
+        "sequence_parallel", "of the framework", 0,
+        "they also divide what lies between products: yes or no",
+    ),
+    Column("context", "1", 100_000, "ranks that share a sequence"),
+    Column("pipeline", "1", 100_000, "stages"),
+    Column("stages", "even", 0, "blocks of each stage: 12/14"),
+    Column("interleave", "1", 10_000, "chunks of blocks on a rank"),
+    Column("expert", "1", 100_000, "ranks that share the experts"),
+    Column(
+        "sharding", "of the framework", 0,
+        "none, optimizer, gradients, full: what replicas divide",
+    ),
+    Column("micro_batch", "1", 1_000_000, "samples at once"),
+    Column("batch", "", 1_000_000_000, "samples of a step, of all replicas"),
+    Column("recompute", "none", 0, "none, selective, full"),
+    Column("precision", "bf16", 0, "bf16, fp16, or fp8 (products of the blocks)"),
+    Column(
+        "overlap", "of the framework", 0,
+        "what is sent beside compute: some of gathers, gradients, tensor, pipe, parted by +; "
+        "or none",
+    ),
+    Column("offload", "none", 0, "none: others are not estimated"),
+    Column(
+        "memory", "allocated", 0,
+        "what peak_bytes are: allocated to tensors, or device (all in use)",
+    ),
+    Column("step_s", "-", 0, "measured: seconds of a step"),
+    Column("tokens_per_s", "-", 0, "measured, instead of step_s: of all devices together"),
+    Column("peak_bytes", "-", 0, "measured: of the device that holds most"),
+    Column("note", "-", 0, "read by nobody"),
+)  # fmt: skip
+_BY_NAME = {column.name: column for column in COLUMNS}
+_YES = {"yes": True, "true": True, "no": False, "false": False}
+_ATTENTION: dict[str, Scores] = {
+    "flash": "fused", "flash 1": "flash 1", "written": "written", "eager": "eager",
+}  # fmt: skip
+_SHARDING: dict[str, Sharding] = {
+    "none": "none", "optimizer": "optimizer", "gradients": "gradients", "full": "full",
+}  # fmt: skip
+_RECOMPUTE: dict[str, Recompute] = {"none": "none", "selective": "selective", "full": "full"}
+_PRECISION = {"bf16": 1.0, "fp16": 1.0, "fp8": 2.0}
+
+
+def read(path: Path) -> RunTable:
+    """Return the runs that a table describes; a run that failed (nan, inf, OOM) is left out.
+
+    A run without a measured time has NaN seconds.
+    Raises:   EstimateError: not there, no CSV, a column that is not known or that lacks, or a row
+              whose cells do not go together.
+    """
+    head = read_head(path)
+    strange = [name for name in head if name not in _BY_NAME]
+    if strange:
+        hint = "see docs/estimate.md for the columns; what nobody reads can stand in note"
+        message = f"{path} has columns of no known name: {_short(strange)}"
+        raise EstimateError(message, hint=hint)
+    twice = next((name for name in head if head.count(name) > 1), None)
+    if twice:
+        raise EstimateError(f"{path} has two columns {twice}", hint="leave one of them out")
+    sizes = () if "model" in head else ("layers", "hidden", "heads", "vocabulary", "sequence")
+    missing = [name for name in (*sizes, "device", "batch") if name not in head]
+    if missing:
+        hint = "see docs/estimate.md for what each column says"
+        raise EstimateError(f"{path} has no column {', '.join(missing)}", hint=hint)
+    table = read_rows(path, "described", sample_of)
+    told = ("-", "")
+    taken = tuple(
+        f"{column.name}: {column.default}"
+        for column in COLUMNS
+        if column.name not in head and column.default not in told
+    )
+    return table._replace(taken=taken)
+
+
+def sample_of(row: Line) -> Sample | None:
+    """Return the run of a row, with what was measured of it; None where it failed.
+
+    Raises:   EstimateError: a cell is not what it must be, or cells do not go together.
+    """
+    if any(row.has(n) and row.text(n).lower() in FAILED for n in ("step_s", "tokens_per_s")):
+        return None
+    model, framework = _model(row), _word(row, "framework", FRAMEWORKS)
+    batch = _count(row, "batch")
+    degrees = _degrees(row, batch)
+    stages, devices = _stages(row, model, degrees)
+    micro_batch = _count(row, "micro_batch")
+    parts, left = divmod(batch, degrees.data * micro_batch)
+    if left:
+        message = f"{row.place}: a batch of {batch} on {degrees.data} replicas in micro-batches"
+        message += f" of {micro_batch}"
+        raise EstimateError(message, hint="batch must be a multiple of data x micro_batch")
+    run = TrainingRun(
+        model,
+        row.text("cluster") if row.has("cluster") else devices[0].name,
+        stages,
+        devices,
+        degrees.tensor,
+        degrees.data,
+        micro_batch,
+        parts,
+        expert=_count(row, "expert"),
+        context=degrees.context,
+        interleave=_interleave(row, model, degrees.pipe),
+        recompute=_word(row, "recompute", _RECOMPUTE),
+        sharding=_word(row, "sharding", _SHARDING) if row.has("sharding") else framework.sharding,
+        sequence_parallel=_parallel_too(row, framework, degrees.tensor),
+        gradient_bytes=framework.gradient_bytes,
+        product_speed=_word(row, "precision", _PRECISION),
+        overlap=_overlap(row, framework),
+        fused_loss=_word(row, "loss", {"plain": False, "fused": True}),
+        stops_early=framework.stops_early,
+        selective=framework.selective,
+        on_device=_word(row, "memory", {"allocated": False, "device": True}),
+    )
+    _word(row, "offload", {"none": None})
+    peak = row.measured("peak_bytes") if row.has("peak_bytes") else None
+    return Sample(run, _seconds(row, run, batch), peak)
+
+
+# -- parts of a row --------------------------------------------------------------------------------
+
+
+class _Degrees(NamedTuple):
+    tensor: int
+    data: int
+    context: int
+    pipe: int
+
+
+def _refused(row: Line, what: str, hint: str) -> EstimateError:
+    return EstimateError(f"{row.place}: {what}", hint=hint)
+
+
+def _count(row: Line, name: str, default: int = 0) -> int:
+    """Return a cell as a whole number, or what is taken instead."""
+    column = _BY_NAME[name]
+    if row.has(name):
+        return row.integer(name, column.most)
+    if default or column.default.isdecimal():
+        return default or int(column.default)
+    raise _refused(row, f"{name} is empty", f"{name}: {column.meaning}")
+
+
+def _word(row: Line, name: str, choices: dict[str, Value]) -> Value:
+    """Return the value of a cell's word, or of the default's."""
+    text = row.text(name).lower() if row.has(name) else _BY_NAME[name].default
+    if text not in choices:
+        raise _refused(row, f"{name} is {text!r}", f"it can be {', '.join(choices)}")
+    return choices[text]
+
+
+def _model(row: Line) -> Transformer:
+    if row.has("model"):
+        blocks, sequence = (
+            _count(row, name) if row.has(name) else 0 for name in ("layers", "sequence")
+        )
+        return find_model(row.text("model"), blocks=blocks, sequence=sequence)
+    hidden, heads = _count(row, "hidden"), _count(row, "heads")
+    keys = _count(row, "kv_heads", heads)
+    if heads % keys:
+        what = f"{heads} heads share {keys} heads of keys and values"
+        raise _refused(row, what, "kv_heads must divide heads")
+    inner, count = _count(row, "intermediate", 4 * hidden), _count(row, "experts")
+    experts = None
+    if count > 1:
+        chosen = _count(row, "experts_per_token")
+        if chosen > count:
+            what = f"{chosen} experts a token of {count}"
+            raise _refused(row, what, "experts_per_token is at most experts")
+        experts = Experts(count, chosen, _count(row, "expert_intermediate", inner), 0, 0)
+    return Transformer(
+        hidden,
+        _count(row, "layers"),
+        heads,
+        _count(row, "vocabulary"),
+        _count(row, "sequence"),
+        inner,
+        key_heads=keys,
+        head_size=_count(row, "head_size") if row.has("head_size") else 0,
+        gated=_word(row, "gated", _YES),
+        tied=_word(row, "tied", _YES),
+        scores=_word(row, "attention", _ATTENTION),
+        experts=experts,
+    )
+
+
+def _degrees(row: Line, batch: int) -> _Degrees:
+    """Return the ways, whose product is the number of devices."""
+    tensor, context, pipe = (_count(row, name) for name in ("tensor", "context", "pipeline"))
+    others = tensor * context * pipe
+    if row.has("gpus"):
+        gpus = _count(row, "gpus")
+        data = _count(row, "data", max(1, gpus // others))
+        if data * others != gpus:
+            what = f"tensor {tensor} x data {data} x context {context} x pipeline {pipe} on {gpus}"
+            raise _refused(row, f"{what} GPUs", "their product must be gpus")
+    else:
+        data = _count(row, "data", 1)
+    if batch < data:
+        what = f"a batch of {batch} samples for {data} replicas"
+        raise _refused(row, what, "each replica needs a sample")
+    return _Degrees(tensor, data, context, pipe)
+
+
+def _stages(
+    row: Line, model: Transformer, degrees: _Degrees
+) -> tuple[tuple[int, ...], tuple[Datasheet, ...]]:
+    """Return the blocks and the device of every stage."""
+    pipe = degrees.pipe
+    stages = tuple(row.integers("stages")) if row.has("stages") else even(model.blocks, pipe)
+    if len(stages) != pipe:
+        what = f"stages are {row.text('stages')} and pipeline is {pipe}"
+        raise _refused(row, what, "give as many stages as pipeline says")
+    devices = tuple(map(find_device, row.text("device").split("/")))
+    if len(devices) == 1:
+        devices *= pipe
+    if len(devices) != pipe:
+        what = f"{len(devices)} devices for {pipe} stages"
+        raise _refused(row, what, "give one device, or one for each stage")
+    if model.heads % degrees.tensor:
+        what = f"{model.heads} heads over tensor {degrees.tensor}"
+        raise _refused(row, what, "tensor must divide heads")
+    if model.sequence % degrees.context:
+        what = f"a sequence of {model.sequence} over context {degrees.context}"
+        raise _refused(row, what, "context must divide sequence")
+    return stages, tuple(_linked(row, device) for device in devices)
+
+
+def _linked(row: Line, device: Datasheet) -> Datasheet:
+    """Return a device as its row describes it."""
+    own, inside, across = (
+        row.number(name) * GB if row.has(name) else usual
+        for name, usual in (
+            ("memory_gb_per_s", device.bytes_per_s),
+            ("inside_gb_per_s", device.inside_bytes_per_s),
+            ("across_gb_per_s", device.across_bytes_per_s),
+        )
+    )
+    return replace(
+        device,
+        bytes_per_s=own,
+        inside_bytes_per_s=inside,
+        across_bytes_per_s=across,
+        ranks_per_host=_count(row, "gpus_per_host", device.ranks_per_host),
+        power_w=row.number("power_w") if row.has("power_w") else device.power_w,
+    )
+
+
+def _interleave(row: Line, model: Transformer, pipe: int) -> int:
+    chunks = _count(row, "interleave")
+    if chunks > 1 and (pipe == 1 or chunks * pipe > model.blocks):
+        what = f"{chunks} chunks on each of {pipe} stages of {model.blocks} layers"
+        raise _refused(row, what, "interleave needs a pipeline, and a layer for every chunk")
+    return chunks
+
+
+def _parallel_too(row: Line, framework: Framework, tensor: int) -> bool:
+    if row.has("sequence_parallel"):
+        return _word(row, "sequence_parallel", _YES)
+    return framework.parallel_too and tensor > 1
+
+
+def _overlap(row: Line, framework: Framework) -> Hiding:
+    """Return the overlap of a row, or that of its framework."""
+    if not row.has("overlap"):
+        return framework.overlap
+    words = {word.strip() for word in row.text("overlap").lower().split("+")} - {"none"}
+    strange = words - set(Hiding._fields)
+    if strange:
+        hint = f"it can be none, or some of {', '.join(Hiding._fields)} parted by +"
+        raise _refused(row, f"overlap is {row.text('overlap')!r}", hint)
+    return Hiding(*(name in words for name in Hiding._fields))
+
+
+def _seconds(row: Line, run: TrainingRun, batch: int) -> float:
+    """Return the measured seconds; NaN where none were, and no less than the FLOP need."""
+    both = [name for name in ("step_s", "tokens_per_s") if row.has(name)]
+    if len(both) > 1:
+        raise _refused(row, "step_s and tokens_per_s are both given", "give one of them")
+    if not both:
+        return math.nan
+    value = cast("float", row.measured(both[0]))
+    seconds = value if both[0] == "step_s" else batch * run.model.sequence / value
+    least = run.model.flop_per_token * batch * run.model.sequence
+    least /= sum(d.peak_flop_per_s for d in run.devices) * run.product_speed
+    least /= run.ranks / run.pipe
+    if seconds < least:
+        what = f"{both[0]} is {row.text(both[0])}, and at peak its FLOP take {least:.3g} s"
+        raise _refused(row, what, "is it in seconds, and of a whole step?")
+    return seconds
+
+
+def _short(names: list[str]) -> str:
+    text = ", ".join(names)
+    return text if len(text) <= 80 else text[:77] + "..."
