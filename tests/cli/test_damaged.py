@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from penstock.cli import main
 from penstock.cluster import Cluster
 from penstock.errors import ClusterError, EstimateError, PenstockError, ScheduleError, TimelineError
-from penstock.estimate import constants, read
+from penstock.estimate import read, shipped
 from penstock.graph.graph import Graph
 from penstock.plan import Plan
 from penstock.profile import measure
@@ -257,7 +257,7 @@ LOADERS = (
     Timeline.load,
     Schedule.load,
     Program.load,
-    constants.load,
+    shipped.load,
     read,
 )
 
