@@ -68,7 +68,7 @@ def test_clusters_are_left_out_first_and_no_row_of_theirs_is_seen(rows):
     board = Board(DATA)
     for pool in board.without("simumax"):
         assert "simumax" not in [one.name for one in pool.clusters]
-    assert "megatron" not in [one.name for one in board.without("")[0].clusters]
+    assert not any("torchtitan" in one.name for one in board.without("")[0].clusters)
 
 
 def test_shipped_constants_are_those_that_the_sets_give(rows, tmp_path):

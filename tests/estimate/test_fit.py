@@ -103,8 +103,7 @@ def test_a_cluster_is_drawn_to_those_like_it_and_not_to_others():
         / apart.at(site_of_run(run), "new").values["products"]
         for run in asked
     )
-    assert like > 1.05
-    assert like > unlike
+    assert like > 1.03 * unlike > 1.03  # both by the middle, one by its neighbours, too
 
 
 def test_three_own_runs_beat_thirty_alone():

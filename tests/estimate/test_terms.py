@@ -60,7 +60,7 @@ def test_stage_takes_its_longest_lane_at_least_and_all_of_them_at_most(one):
 @given(sizes, st.floats(0.001, 1000))
 def test_sums_beside_backward_cost_what_it_does_not_hide(one, slower):
     """Never more than alone, and at least what is longer than the last backward."""
-    constants = usual("time") * np.where(np.array(TIME_TERMS) == "across", slower, 1.0)
+    constants = usual("time") * np.where(np.isin(TIME_TERMS, ("inside", "across")), slower, 1.0)
     alone, beside = (
         terms("time", [run_of(**one, overlap=Hiding(gradients=hidden))]) for hidden in (False, True)
     )

@@ -25,7 +25,7 @@ from penstock.estimate.site import Site, nearness
 from penstock.estimate.terms import Floats
 
 SHARED = 0.6  # of what is a cluster's own, this part is shared by those like it
-ELSEWHERE = {"time": 0.08, "memory": 0.06}  # deviation of a run from the best constants
+ELSEWHERE = {"time": 0.06, "memory": 0.04}  # deviation of a run from the best constants
 _LIKE = 0.3  # clusters as near as this say what was seen
 
 

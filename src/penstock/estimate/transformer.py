@@ -61,6 +61,7 @@ class Transformer:
     tied: bool = True
     positions: int = 0
     scores: Scores = "fused"
+    gate_bytes: int = 0  # of a number of the feed-forward, read and written; 0: of one kernel
     latent: Latent | None = None
     experts: Experts | None = None
 
@@ -72,6 +73,11 @@ class Transformer:
         if not self.head_size and self.hidden % self.heads:
             message = f"hidden size {self.hidden} is not divisible by {self.heads} heads"
             raise EstimateError(message, hint="check hidden size and heads")
+
+    @property
+    def gate_traffic(self) -> int:
+        """Return the bytes of a number of the feed-forward that its gate or GELU moves, forward."""
+        return self.gate_bytes or (6 if self.gated else 4)
 
     @property
     def is_flash(self) -> bool:

@@ -232,7 +232,7 @@ def _kernel_bytes(run: TrainingRun, block: int) -> float:
     model, experts = run.model, run.model.experts
     between = 22 * model.hidden / where(run.sequence_parallel, run.tensor, 1)
     inside = 12 * model.heads * model.per_head
-    gate = 6 if model.gated else 4
+    gate = model.gate_traffic
     if experts is not None and is_mixed(run, block):
         wide = experts.chosen * experts.width + experts.shared_width
         inside += gate * wide + 16 * experts.chosen * model.hidden
