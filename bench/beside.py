@@ -119,7 +119,7 @@ class Side(NamedTuple):
 
 
 def ours(job: Job, captured: Capture, plan: Plan, end: Transport) -> Side:
-    job, captured = joined_step(job, captured, plan.joined, plan.split, SILENT)
+    job, captured = joined_step(job, captured, plan.terms.joined, plan.terms.split, SILENT)
     program, stages = lower_plan(plan, captured.graph), stages_of(plan, captured.graph)
     rank, steps = Rank(captured, stages, job, end), itertools.count()
     calls = rank.bind(program)
@@ -272,7 +272,8 @@ def hold(folder: Path) -> None:
     ranks = int(os.environ["WORLD_SIZE"])
     captured = capture(job_of(name))
     each = (
-        joined_step(job_of(name), captured, p.joined, p.split, SILENT)[1] for p in plans.values()
+        joined_step(job_of(name), captured, p.terms.joined, p.terms.split, SILENT)[1]
+        for p in plans.values()
     )
     programs = (lower_plan(p, own.graph) for p, own in zip(plans.values(), each, strict=True))
     groups = {one.ranks for program in programs for one in program.code.reductions}

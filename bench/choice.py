@@ -68,7 +68,7 @@ def fastest_predicted(found: Searched) -> Choice:
         if not each.refused
     ]
     _, _, way, plan = min(rows, key=lambda row: row[:2])
-    return Choice(way.job, way.captured, replace(plan, joined=way.joined))
+    return Choice(way.job, way.captured, plan.changed(joined=way.joined))
 
 
 @contextmanager

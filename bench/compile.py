@@ -57,7 +57,7 @@ def plans(job: Job, captured: Capture, op_s: Sequence[float]) -> tuple[Plan, Pla
     plain = plan_by_hand(
         captured.graph, cuts, "one_f_one_b", num_micro_batches=job.micro_batches, clip=clip
     )
-    return plain, replace(plain, compiled=True)
+    return plain, plain.changed(compiled=True)
 
 
 def compiled(captured: Capture, plan: Plan) -> Row:

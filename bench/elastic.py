@@ -293,7 +293,7 @@ def _elastic_s(plan: Plan, basis: PlanBasis, folder: Path) -> float:
 
 def _usual_s(plan: Plan, basis: PlanBasis, folder: Path) -> float:
     way, clock = basis.ways[0], _Clock()
-    graph, own = way.captured.graph, replace(plan, commits=False, guard=None)
+    graph, own = way.captured.graph, plan.changed(commits=False, guard=None)
     windows = windows_of(graph, own, range(way.job.num_steps), [])
     about = way.captured, stages_of(own, graph), way.job, windows
     usual = Task(*about, checkpoints=folder / "usual")

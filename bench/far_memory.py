@@ -75,7 +75,7 @@ def setting(captured: Capture, job: Job, measured: Profile, copy: float) -> Sett
     made = Setting(captured, job, slow)
     bare = by_hand(made, slow)
     priced = Judge(captured.graph, slow, made.cluster(_ROOM, RANKS)).price(
-        replace(bare, offload=("activations",) * RANKS)
+        bare.changed(offload=("activations",) * RANKS)
     )
     forward_s, copied = priced.costs.action_s[F], priced.held[0].copied
     assert copied is not None, "they are asked for"
@@ -115,8 +115,8 @@ def ways(made: Setting) -> tuple[int, dict[str, Plan]]:
         ).plan
         for way, cores in (("best without copies", RANKS), ("best", 2 * RANKS))
     }
-    between = replace(plain, offload=("activations",) * RANKS)
-    copied = {"1F1B, copied": between, "1F1B, beside": replace(between, beside=True)}
+    between = plain.changed(offload=("activations",) * RANKS)
+    copied = {"1F1B, copied": between, "1F1B, beside": between.changed(beside=True)}
     return cap, {"1F1B": plain, **copied, **found}
 
 

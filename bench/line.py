@@ -94,7 +94,7 @@ def main() -> None:
     torch.set_num_threads(1)
     name, count, rounds = json.loads((folder / "task.json").read_text())
     plans = [Plan.load(folder / f"{number}.json") for number in range(count)]
-    counts, whole = {plan.joined for plan in plans}, capture(JOBS[name])
+    counts, whole = {plan.terms.joined for plan in plans}, capture(JOBS[name])
     traced = {k: Traced(merged(JOBS[name], k), joined(whole, k)) for k in counts}
 
     def work(end: Transport) -> list[Played]:

@@ -92,7 +92,7 @@ class Setting(NamedTuple):
         whole = plan_by_hand(graph, [], "one_f_one_b", num_micro_batches=count, clip=clip)
         for plan in (whole, in_units(judge, whole)):
             for word in _WORDS:
-                away = replace(plan, offload=(word,) * plan.num_stages)
+                away = plan.changed(offload=(word,) * plan.num_stages)
                 found.append(judge.candidate(away))
         fits = [each for each in found if not each.refused]
         return min(fits, key=lambda each: each.step_s).plan if fits else None
@@ -185,7 +185,7 @@ def words_of(plan: Plan) -> str:
     parts = [f"{word} of {count}" for word, count in sorted(counts.items())]
     again = sum(map(bool, plan.recompute))
     parts += [f"{again} repeated"] * bool(again)
-    how = "beside" if plan.beside else "between"
+    how = "beside" if plan.overlap.beside else "between"
     return f"{plan.num_stages} stages; {', '.join(parts) or 'all near'}; {how} computes"
 
 

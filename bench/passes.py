@@ -53,15 +53,15 @@ def _units(plan: Plan, graph: Graph) -> Plan:
 
 
 def _shard(plan: Plan, graph: Graph, word: Sharding) -> Plan:
-    return replace(plan, shard=(word,) * plan.num_stages, prefetch=1)
+    return plan.changed(shard=(word,) * plan.num_stages, prefetch=1)
 
 
 def _recompute(plan: Plan, graph: Graph) -> Plan:
-    return replace(plan, recompute=(True,) * plan.num_stages)
+    return plan.changed(recompute=(True,) * plan.num_stages)
 
 
 def _offload(plan: Plan, graph: Graph, word: Offloaded, *, beside: bool = False) -> Plan:
-    return replace(plan, offload=(word,) * plan.num_stages, beside=beside)
+    return plan.changed(offload=(word,) * plan.num_stages, beside=beside)
 
 
 PASSES: dict[str, Pass] = {  # in the order in which they are made

@@ -80,7 +80,7 @@ def play(
     with face.progress("running plans") as update:
         sides: list[_Side] = []
         for plan, end in zip(plans, ends, strict=True):
-            sides.append(_Side(traced[plan.joined], plan, end, rounds))
+            sides.append(_Side(traced[plan.terms.joined], plan, end, rounds))
             done += 1
             update(done, total)
         blocks: list[list[Block]] = [[] for _ in plans]
@@ -99,10 +99,10 @@ class _Side:
     """One plan on one rank: bound, two steps run, the second of them under the profiler."""
 
     def __init__(self, traced: Traced, plan: Plan, end: Transport, rounds: Rounds) -> None:
-        captured = split(traced.captured, dict(plan.split))
+        captured = split(traced.captured, dict(plan.terms.split))
         program, stages = lower_plan(plan, captured.graph), stages_of(plan, captured.graph)
         self.end, self.step, self.ahead = end, 0, rounds.ahead
-        make = partial(fused_function_of, folder=None) if plan.compiled else function_of
+        make = partial(fused_function_of, folder=None) if plan.terms.compiled else function_of
         self.rank = Rank(captured, stages, traced.job, end, make=make)
         self.rank.expect(program)
         self.calls = self.rank.bind(program)

@@ -98,7 +98,7 @@ def plan_of(captured: Capture, side: Side) -> Plan:
     cuts = [names.index(f"after pieces.{stage[-1]}") for stage in TINY.pieces_of(RANKS)[:-1]]
     options = {"clip": side.norm is not None, "post_validation": side.how == "after"}
     plan = plan_by_hand(captured.graph, cuts, "zb_h2", num_micro_batches=MICRO_BATCHES)
-    return replace(plan, **options)
+    return plan.changed(**options)
 
 
 def step_s(captured: Capture, side: Side, steps: int) -> float:

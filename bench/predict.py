@@ -139,7 +139,7 @@ def cases(model: Model, cluster: Cluster) -> list[Case]:
     if 2 in model.traced:
         pairs = plans(model.traced[2], model.profiles[2])
         chosen = ("gpipe", "one_f_one_b", "zb_h1", "2 replicas", "interleaved")
-        listed += [(f"{name}, joined", replace(p, joined=2)) for name, p in pairs if name in chosen]
+        listed += [(f"{name}, joined", p.changed(joined=2)) for name, p in pairs if name in chosen]
     best = searched(model, cluster)
     found = [_case(name, on_hosts_of(plan, cluster), model, cluster) for name, plan in listed]
     same = [number for number, case in enumerate(found) if _decides(case.plan) == _decides(best)]
@@ -151,7 +151,10 @@ def cases(model: Model, cluster: Cluster) -> list[Case]:
 
 
 def _case(name: str, plan: Plan, model: Model, cluster: Cluster) -> Case:
-    graph, profile = model.traced[plan.joined].captured.graph, model.profiles[plan.joined]
+    graph, profile = (
+        model.traced[plan.terms.joined].captured.graph,
+        model.profiles[plan.terms.joined],
+    )
     candidate, _ = evaluate(graph, profile, cluster, plan)
     return Case(name, plan, candidate.step_s, candidate.peak_bytes)
 
@@ -172,7 +175,7 @@ def searched(model: Model, cluster: Cluster) -> Plan:
             clip=traced.job.clip_norm is not None,
             fixed=Fixed(ranks=RANKS),
         )
-        best.append((everything[0].step_s, replace(plan, joined=joined)))
+        best.append((everything[0].step_s, plan.changed(joined=joined)))
     return min(best, key=lambda each: each[0])[1]
 
 

@@ -78,7 +78,7 @@ def cases(
         return Case(way, cap, plan, made.step_s, max(made.peak_bytes))
 
     none = case("none", None, plain)
-    every = case("all", None, replace(plain, recompute=(True,) * RANKS))
+    every = case("all", None, plain.changed(recompute=(True,) * RANKS))
     yield from (none, every)
     for part in parts:
         cap = int(
@@ -89,7 +89,12 @@ def cases(
             yield case("whole stages", cap, whole)
         fixed = Fixed(ranks=RANKS, replicas=1, stages=RANKS, schedule="one_f_one_b")
         found = search(
-            graph, profile, tight, micro_batches=job.micro_batches, clip=plain.clip, fixed=fixed
+            graph,
+            profile,
+            tight,
+            micro_batches=job.micro_batches,
+            clip=plain.agreement.clip,
+            fixed=fixed,
         )
         yield case("any ops", cap, found.plan)
 

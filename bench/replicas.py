@@ -19,7 +19,6 @@ import json
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from fractions import Fraction
 
 from bench.beside import (
@@ -50,7 +49,7 @@ Row = dict[str, float | int | str]
 def plan_of(captured: Capture, ranks: int, joined: Taken) -> Plan:
     """Return plain replicas in units of a block; `joined` of the job's micro-batches for each."""
     whole = plan_by_hand(captured.graph, (), "gpipe", num_micro_batches=1, replicas=ranks)
-    return replace(whole.refined(captured.graph), joined=joined)
+    return whole.refined(captured.graph).changed(joined=joined)
 
 
 def rows(name: str, sizes: Sequence[int], rates: Sequence[float], rounds: int) -> Iterator[Row]:

@@ -27,7 +27,6 @@ import statistics
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from bench.beside import (
     MODELS,
@@ -63,7 +62,7 @@ def plan_of(captured: Capture, ranks: int, way: Sharding) -> Plan:
     """Return replicas in units of a block, all of them divided."""
     whole = plan_by_hand(captured.graph, (), "gpipe", num_micro_batches=1, replicas=ranks)
     units = whole.refined(captured.graph)
-    return replace(units, shard=(way,) * units.num_stages, prefetch=1)
+    return units.changed(shard=(way,) * units.num_stages, prefetch=1)
 
 
 def planned(captured: Capture, profile: Profile, where: tuple[int, float], cap: int) -> Plan:

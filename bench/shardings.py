@@ -182,7 +182,7 @@ def _divided(captured: Capture, how: Sharding, which: Callable[[int], bool]) -> 
     """Return replicas whose stages are pieces, of which some are divided."""
     whole = _replicas(captured).refined(captured.graph, units=len(captured.graph.cut_points) + 1)
     words = tuple(how if which(stage) else "replicate" for stage in range(whole.num_stages))
-    return replace(whole, shard=words, prefetch=1)
+    return whole.changed(shard=words, prefetch=1)
 
 
 def _tables_at(captured: Capture) -> Callable[[int], bool]:

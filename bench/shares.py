@@ -120,7 +120,7 @@ def pair_of(known: Known, case: Case) -> Pair:
     cluster, caps = there.cluster, tuple[int, ...]()
     if case.way == "turns":
         even = _found(known, there, Fixed(ranks=ranks, replicas=1, schedule=EVEN_TURNS))
-        even = replace(even, schedule=EVEN_TURNS)
+        even = even.changed(schedule=EVEN_TURNS)
         ours = _found(known, there, Fixed(ranks=ranks, replicas=1, stages=2))
     else:
         each = MICRO_BATCHES // ranks
@@ -131,7 +131,7 @@ def pair_of(known: Known, case: Case) -> Pair:
             caps = int(SHORT * held[0]), *held[1:]
         ours = _found(known, there._replace(cluster=cluster.within(caps or None)), fixed)
         if case.way == "parts":
-            even = replace(ours, parts=(), shares=(), num_micro_batches=each)
+            even = ours.changed(parts=(), shares=(), num_micro_batches=each)
     alike, own = (evaluate(graph, profiles, cluster, plan)[0] for plan in (even, ours))
     return Pair(even, ours, own.step_s, alike.step_s / own.step_s, own.peak_bytes, caps)
 
@@ -219,7 +219,7 @@ def row_of(known: Known, case: Case, rounds: int, steps: int) -> Row:
 def words(plan: Plan) -> str:
     """Return a plan in words, its uneven parts included."""
     told = str(plan).splitlines()[0].partition(": ")[2]
-    return told + (f", parts {' + '.join(map(str, plan.parts))}" if plan.parts else "")
+    return told + (f", parts {' + '.join(map(str, plan.place.parts))}" if plan.place.parts else "")
 
 
 def line(row: Row) -> str:

@@ -60,7 +60,7 @@ def plan_of(job: Job, captured: Capture, bits: int) -> Plan:
         num_micro_batches=job.micro_batches,
         clip=job.clip_norm is not None,
     )
-    return replace(plan, wire=(bits, bits), early=1)
+    return plan.changed(wire=(bits, bits), early=1)
 
 
 def rows(name: str, rate: float, rounds: Rounds) -> Iterator[Row]:
@@ -82,7 +82,7 @@ def rows(name: str, rate: float, rounds: Rounds) -> Iterator[Row]:
         yield {
             "model": name,
             "line": f"{rate / 1e6:g} MB/s",
-            "bits": plan.wire[0],
+            "bits": plan.terms.wire[0],
             "message_bytes": sum(edge.size_bytes for edge in program.edges),
             "measured_s": statistics.median(own),
             "low_s": min(own),

@@ -1889,7 +1889,7 @@ BREAKS = (
     Break(
         "compiled_is_not_predicted",
         "search/judge.py",
-        "ways = ways._replace(compiled=plan.compiled)",
+        "ways = ways._replace(compiled=plan.terms.compiled)",
         "ways = ways._replace(compiled=False)",
         ("tests/training/test_compiling.py",),
         "a compiled plan is predicted op by op, so that it never pays",
@@ -2937,8 +2937,8 @@ BREAKS = (
     Break(
         "sums_lost_by_other_counts",
         "plan/reshape.py",
-        "        sums=plan.sums,\n",
-        "",
+        "            post_validation=plan.agreement.post_validation and",
+        "            sums=None,\n            post_validation=plan.agreement.post_validation and",
         ("tests/plan/test_reshape.py",),
         "a plan of other counts is priced for another job",
     ),
@@ -4281,8 +4281,8 @@ BREAKS = (
     Break(
         "a required plan that joins is refused though one that joins none is right",
         "training/session.py",
-        "        is_last = choice.plan.joined == 1 and not choice.plan.compiled\n",
-        "        is_last = not choice.plan.compiled\n",
+        "        is_last = choice.plan.terms.joined == 1 and not choice.plan.terms.compiled\n",
+        "        is_last = not choice.plan.terms.compiled\n",
         ("tests/training/test_unjoined.py",),
         "a fault of joining ends a run with --stages 2 that trains rightly where none are joined",
     ),

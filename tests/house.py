@@ -21,7 +21,7 @@ BEHIND = {  # lines that may stand behind a module
     "program.program": 4_500,
     "simulate.simulate": 12_000,
     "runtime.worker": 28_300,
-    "training.train": 87_500,
+    "training.train": 87_700,
 }
 PARAMETERS, FIELDS = 6, 12  # most of a function, and of a record
 WIDE_FUNCTIONS, WIDE_RECORDS, SET_FROZEN = 32, 27, 10  # of today: they only become fewer

@@ -92,10 +92,10 @@ def test_measuring_leaves_the_number_of_threads_as_it_was(graph: ps.Graph) -> No
 def test_search_makes_the_step_of_the_graphs_job(graph: ps.Graph, profile: ps.Profile) -> None:
     here = ps.Cluster.here(1)
     plan = ps.search(graph, profile, here)
-    assert (plan.num_micro_batches * plan.replicas, plan.clip) == (4, False)
+    assert (plan.num_micro_batches * plan.replicas, plan.agreement.clip) == (4, False)
     assert ps.search(graph, profile, here, micro_batches=2).num_micro_batches == 2
     clipping = ps.trace(replace(mlp.job(), clip_norm=1.0))
-    assert ps.search(clipping, replace(profile, graph=clipping.digest), here).clip
+    assert ps.search(clipping, replace(profile, graph=clipping.digest), here).agreement.clip
 
 
 def test_search_in_a_graph_from_a_file_needs_the_number_of_micro_batches(
@@ -149,7 +149,7 @@ def test_plan_is_lowered_only_with_its_graph(graph: ps.Graph, plan: ps.Plan) -> 
 
 
 def test_plan_that_does_not_drain_is_lowered_for_a_window(graph: ps.Graph, plan: ps.Plan) -> None:
-    never = replace(plan, schedule="double_buffered")
+    never = plan.changed(schedule="double_buffered")
     with pytest.raises(PlanError, match="drains only at the end of a window") as caught:
         ps.lower(never, graph)
     assert "num_steps=8" in (caught.value.hint or "")
@@ -189,7 +189,7 @@ def test_run_refuses_what_the_plan_would_not_train() -> None:
 def test_run_refuses_early_receives_where_messages_go_by_order(
     graph: ps.Graph, job: ps.Job, plan: ps.Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = ps.lower(replace(plan, early=2), graph)
+    program = ps.lower(plan.changed(early=2), graph)
     monkeypatch.setattr("penstock.device.here", lambda: Device("cuda"))
     with pytest.raises(PlanError, match="posted 2 computes early, and NCCL matches by order"):
         ps.run(program, job, launcher=run_threads)

@@ -109,7 +109,7 @@ def waits(small: bool) -> Figures:
 
     job = replace(jobs.plain(), validation=None)
     captured = capture(job)
-    plan = replace(one.plan_of(captured, "units", job.micro_batches), clip=True)
+    plan = one.plan_of(captured, "units", job.micro_batches).changed(clip=True)
     rank, step = counted.rank_of(job, captured, plan)
     for _ in range(3):
         step()

@@ -89,20 +89,20 @@ def plan_of(captured: Capture, way: str, count: int = MICRO_BATCHES) -> Plan:
     """Return one rank's plan; in units it takes all micro-batches through each."""
     whole = plan_by_hand(captured.graph, (), "gpipe", num_micro_batches=count)
     if way in ("whole", "compiled"):
-        return replace(whole, compiled=way == "compiled")
-    units = replace(whole.refined(captured.graph), schedule=Recipe(breadth_first.__name__))
+        return whole.changed(compiled=way == "compiled")
+    units = whole.refined(captured.graph).changed(schedule=Recipe(breadth_first.__name__))
     count = units.num_stages
-    units = replace(units, num_ranks=1, recompute=(way == "recompute",) * count)
+    units = units.changed(num_ranks=1, recompute=(way == "recompute",) * count)
     words: dict[str, Offloaded] = {"activations": "activations", "state": "state", "both": "both"}
     if way in words:
-        return replace(units, offload=(words[way],) * count, beside=True)
+        return units.changed(offload=(words[way],) * count, beside=True)
     return units
 
 
 def ours(job: Job, captured: Capture, plan: Plan) -> Step:
     (end,) = thread_transports(1)
     program, stages = lower_plan(plan, captured.graph), stages_of(plan, captured.graph)
-    make = partial(fused_function_of, folder=None) if plan.compiled else function_of
+    make = partial(fused_function_of, folder=None) if plan.terms.compiled else function_of
     rank, steps = Rank(captured, stages, job, end, make=make), itertools.count()
     calls = rank.bind(program)
 
@@ -185,7 +185,7 @@ def of_way(
 ) -> Row:
     """Return the row of one way beside its peer."""
     job, plan = job_of(size, precision=precision), plan_of(captured, way)
-    if plan.compiled:
+    if plan.terms.compiled:
         (profile,) = known(job, captured, plan, (profile,))
     said, _ = evaluate(captured.graph, profile, Cluster.here(1), plan)
     makers = partial(ours, job, captured, plan), partial(peer, job, size, PEERS[way])

@@ -269,7 +269,7 @@ def what_ran(out: Path) -> str:
     plan = json.loads((out / "plan.json").read_text())
     schedule = plan["schedule"]
     name = schedule if isinstance(schedule, str) else schedule["builder"]
-    return f"{plan['replicas']} x {len(plan['cuts']) + 1} {name}"
+    return f"{plan['place']['replicas']} x {len(plan['stages'])} {name}"
 
 
 def _said(errors: str) -> str:

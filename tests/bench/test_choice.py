@@ -1,7 +1,6 @@
 """bench.choice: regret of each way to choose, and a neighbour that goes away."""
 
 import multiprocessing
-from dataclasses import replace
 
 from bench import choice as bench
 from penstock.plan import plan_by_hand
@@ -27,7 +26,7 @@ def searched(*ways):
 
 def test_fastest_predicted_is_of_all_ways_of_joining():
     found = bench.fastest_predicted(searched((1, [(ONE, 2.0), (TWO, 1.5)]), (2, [(ONE, 1.4)])))
-    assert found.plan == replace(ONE, joined=2)
+    assert found.plan == ONE.changed(joined=2)
 
 
 def test_steps_are_timed_by_turns_there_and_back():

@@ -14,7 +14,7 @@ def test_every_way_is_another_plan_of_one_rank():
     assert {plan.total_ranks for plan in plans.values()} == {1}
     assert len(set(map(str, map(repr, plans.values())))) == len(plans)
     assert plans["whole"].num_stages == 1
-    assert plans["both"].beside
+    assert plans["both"].overlap.beside
     assert all(plans["recompute"].recompute)
 
 

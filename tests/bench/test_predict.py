@@ -54,8 +54,8 @@ def test_plans_for_two_hosts_post_receives_early_as_those_of_a_run_do(uneven):
     hosts = tuple(replace(here.hosts[0], name=name, num_devices=1) for name in "ab")
     apart = replace(here, hosts=hosts, between=here.inside)
     model = Model({1: traced}, {1: profile})
-    assert {case.plan.early for case in cases(model, apart)} == {EARLY}
-    assert {case.plan.early for case in cases(model, here)} == {0}
+    assert {case.plan.overlap.early for case in cases(model, apart)} == {EARLY}
+    assert {case.plan.overlap.early for case in cases(model, here)} == {0}
 
 
 def case(name: str, predicted_s: float, *, searched: bool = False) -> Case:

@@ -31,10 +31,10 @@ def test_what_is_found_is_uneven_and_predicted_to_be_faster(known: Known, case: 
     if case.way == "turns":
         assert pair.even.schedule != pair.ours.schedule
         return
-    fast, slow = pair.ours.shares[0], pair.ours.shares[-1]
+    fast, slow = pair.ours.place.shares[0], pair.ours.place.shares[-1]
     assert fast > slow
-    assert not pair.even.shares
+    assert not pair.even.place.shares
     if case.way == "parts":
-        assert pair.ours.parts[0] < pair.ours.parts[-1]
+        assert pair.ours.place.parts[0] < pair.ours.place.parts[-1]
         rows = zip(pair.predicted_bytes, pair.room_bytes, strict=True)
         assert all(held <= room for held, room in rows)

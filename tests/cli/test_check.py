@@ -1,7 +1,6 @@
 """penstock check: what it compares, what it says, and its exit code."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,7 +47,7 @@ def test_plan_that_joins_micro_batches_is_compared_as_it_is_run(call: Call, tmp_
     for slices in ((), (("0.0.bias", 2), ("0.0.weight", 2))):
         _, captured = joined_step(job, capture(job), 2, slices, SILENT)
         made = plan_by_hand(captured.graph, [0], "gpipe", num_micro_batches=2, num_ranks=2)
-        made = replace(made, joined=2, buffers=job.buffers)
+        made = made.changed(joined=2, buffers=job.buffers)
         made.save(tmp_path / "plan.json")
         done = call("check", f"{JOBS}:small", "--plan", tmp_path / "plan.json", "--json")
         assert done.code == 0, done.err

@@ -16,7 +16,7 @@ from penstock.cluster.machine import cpu_name, detect
 from penstock.device import Device
 from penstock.runtime.benchmark import Benchmark
 from penstock.runtime.hosts import Compared, Survey, slowest
-from penstock.runtime.links import Overlap, Probe, Timing
+from penstock.runtime.links import Overlapped, Probe, Timing
 from tests.cli.conftest import Call
 
 
@@ -122,7 +122,7 @@ def test_doctor_measures_links_and_writes_a_cluster(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timings = tuple(Timing(size, 1e-5 + size * 1e-9, 1e-3, 1e-2, 2e-6) for size in (64, 4096))
-    found = Probe(timings, Overlap(1.0, 1.0, 1.2, 1.9, 2.0, 0.01))
+    found = Probe(timings, Overlapped(1.0, 1.0, 1.2, 1.9, 2.0, 0.01))
     monkeypatch.setattr("penstock.runtime.links.probe_here", lambda: found)
     file = tmp_path / "cluster.toml"
     done = call("doctor", "--links", "--out", file, "--region", "east")

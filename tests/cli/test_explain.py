@@ -28,7 +28,7 @@ PLAN = replace(
     ),
     decisions=(WHY, RULE),
 )
-OTHER = replace(PLAN, schedule="gpipe", recompute=(False, False), decisions=())
+OTHER = PLAN.changed(schedule="gpipe", recompute=(False, False), decisions=())
 
 
 def given(plan: Plan) -> tuple[float, int]:
@@ -61,12 +61,12 @@ def test_each_decision_is_told_with_its_gain_and_what_was_measured(run: Path, ca
     assert (found["step_s_predicted"], found["step_s_measured"]) == (step_s, 2 * step_s)
     rows = {row["what"]: row for row in found["decisions"]}
     first = rows["recompute"]
-    other_s, other = given(replace(PLAN, recompute=(False, False)))
+    other_s, other = given(PLAN.changed(recompute=(False, False)))
     assert (first["by"], first["why"]) == ("search", "there was no room")
     assert first["without"]["gain_s"] == other_s - step_s < 0
     assert first["without"]["gain_bytes"] == other - peak
     assert first["measured"]["measured_s"] == pytest.approx(2 * first["measured"]["predicted_s"])
-    assert rows["offload layers.[01]"]["without"]["step_s"] == given(replace(PLAN, offload=()))[0]
+    assert rows["offload layers.[01]"]["without"]["step_s"] == given(PLAN.changed(offload=()))[0]
     assert "offload" not in rows  # a rule says it
     assert len(rows) == len(found["decisions"])
     assert rows["schedule"]["why"] == "no reason is given"
@@ -85,7 +85,7 @@ def test_difference_of_two_plans_is_told_decision_by_decision(run: Path, call: C
     rows = {row["what"]: row for row in found["differences"]}
     assert set(rows) == {"schedule", "recompute"}
     assert rows["schedule"]["values"] == ["one_f_one_b", "gpipe"]
-    assert rows["schedule"]["alone"]["step_s"] == given(replace(PLAN, schedule="gpipe"))[0]
+    assert rows["schedule"]["alone"]["step_s"] == given(PLAN.changed(schedule="gpipe"))[0]
     assert rows["recompute"]["decided"][0]["why"] == "there was no room"
     assert rows["recompute"]["decided"][1] is None
     told = [plan["step_s_predicted"] for plan in found["plans"]]

@@ -48,7 +48,7 @@ def test_unlike_devices_get_unlike_parts_and_are_rehearsed(call: Call, mixed: Pa
     flags = ["--cluster", mixed, "--batches", "6", "--rehearse", "--compare", "--json"]
     found = json.loads(call("infer", f"{MLP}:job", *flags).out)
     assert (found["ok"], found["loss"], found["returns"]) == (None, None, ["output"])
-    assert found["plan"]["cut_names"] == ["after 0.0"]
+    assert found["plan"]["stages"][0]["name"] == "after 0.0"
     faster = found["batches_per_second_predicted"] / found["even_batches_per_second_predicted"]
     assert faster > 1.1
     assert found["batches_per_second_measured"] > 0 < found["even_batches_per_second_measured"]

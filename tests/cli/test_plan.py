@@ -126,7 +126,7 @@ def test_front_and_what_became_of_all_plans_are_shown(
 
 
 def front_row(step_s: float, peak: int, usd: float) -> Candidate:
-    made = Plan("0123", (), (), "one_f_one_b", num_micro_batches=1, num_ranks=1)
+    made = Plan.of(graph="0123", schedule="one_f_one_b", num_micro_batches=1, num_ranks=1)
     return Candidate(made, step_s, (peak,), usd)
 
 
@@ -151,7 +151,7 @@ def test_few_plans_stand_for_a_long_front(count: int, random: Random) -> None:
 def test_rows_of_joined_micro_batches_say_so(call: Call, machines: Path) -> None:
     done = call("plan", f"{MLP}:joins", "--cluster", machines, "--ranks", 1, "--json")
     front = json.loads(done.out)["front"]
-    assert front[0]["plan"]["joined"] == 2
+    assert front[0]["plan"]["terms"]["joined"] == 2
     assert "2 micro-batches joined" in front[0]["name"]
 
 
@@ -233,7 +233,8 @@ def test_no_other_objective_finds_a_better_plan_by_its_own_measure(
     for aim in ("time", "cost", "memory"):
         done = call("plan", JOB, "--cluster", machines, "--objective", aim, "--json")
         plan = json.loads(done.out)
-        step_s, ranks = plan["predicted"]["step_s"], plan["num_ranks"] * plan["replicas"]
+        step_s, place = plan["predicted"]["step_s"], plan["place"]
+        ranks = place["num_ranks"] * place["replicas"]
         peak = max(plan["predicted"]["peak_bytes"])
         found[aim] = {"time": step_s, "cost": step_s * ranks, "memory": peak}[objective]
     assert found[objective] == min(found.values())
@@ -290,7 +291,7 @@ def test_micro_batches_are_joined_where_that_is_faster_and_the_plan_says_so(
     job = f"{MLP}:joins"
     assert call("plan", job, "--cluster", machines, "--ranks", 1, "--out", out).code == 0
     plan = Plan.load(out)
-    assert (plan.joined, plan.num_micro_batches) == (2, 1)
+    assert (plan.terms.joined, plan.num_micro_batches) == (2, 1)
     assert call("simulate", out).code == 0
     again = call("simulate", out, "--job", job, "--cluster", machines, "--json")
     assert plan.predicted is not None
@@ -301,7 +302,7 @@ def test_micro_batches_are_not_joined_where_memory_is_the_objective(
     call: Call, machines: Path
 ) -> None:
     fixed = "--cluster", machines, "--ranks", 1, "--objective", "memory"
-    assert json.loads(call("plan", f"{MLP}:joins", *fixed, "--json").out)["joined"] == 1
+    assert json.loads(call("plan", f"{MLP}:joins", *fixed, "--json").out)["terms"]["joined"] == 1
 
 
 def test_joining_for_which_there_is_no_memory_is_refused_with_the_reason(
@@ -352,7 +353,7 @@ def test_plan_for_unlike_machines_is_simulated_as_it_was_predicted(
     assert json.loads(done.out)["step_s"] == plan.predicted.step_s
     assert json.loads(done.out)["drained_s"] >= plan.predicted.step_s * (1 - 1e-9)
     names = [host.name for host in Cluster.load(tmp_path / "cluster.toml").hosts]
-    assert names[: len(plan.hosts)] == list(plan.hosts)
+    assert names[: len(plan.place.hosts)] == list(plan.place.hosts)
     assert sorted(names) == ["big", "spot"]
 
 
@@ -551,20 +552,27 @@ def test_truncated_plan_is_refused_and_left_as_it_is(
     ("key", "value"),
     [
         ("penstock", "graph"),
-        ("cuts", None),
-        ("cuts", ["one"]),
-        ("cuts", [99]),
-        ("cuts", [1.5]),
-        ("cut_names", ["other"]),
+        ("stages", None),
+        ("stages[0].cut", None),
+        ("stages[0].cut", "one"),
+        ("stages[0].cut", 99),
+        ("stages[0].cut", 1.5),
+        ("stages[0].name", "other"),
+        ("stages[0].recompute", 1),
+        ("stages[1].name", "other"),
+        ("stages[1].far", "away"),
         ("schedule", 5),
         ("schedule", "zb_h9"),
-        ("num_micro_batches", 0),
-        ("num_micro_batches", 1.5),
-        ("num_micro_batches", "4"),
-        ("num_ranks", 3),
-        ("recompute", [True]),
-        ("recompute", 1),
-        ("replicas", 2),
+        ("place.num_micro_batches", 0),
+        ("place.num_micro_batches", 1.5),
+        ("place.num_micro_batches", "4"),
+        ("place.num_ranks", 3),
+        ("place.replicas", 2),
+        ("place.shares", [2, 2]),
+        ("terms", None),
+        ("terms.joined", 0.5),
+        ("overlap.early", -1),
+        ("agreement.more", 1),
         ("decisions", [1]),
         ("predicted", {"step_s": 1.0}),
         ("predicted", {"step_s": "x", "peak_bytes": [1, 2], "usd": 0.0}),
@@ -576,7 +584,13 @@ def test_plan_with_a_wrong_value_is_refused(
     call: Call, copied: Path, key: str, value: object
 ) -> None:
     plan = copied / "plan.json"
-    plan.write_text(json.dumps({**json.loads(plan.read_text()), key: value}))
+    content = json.loads(plan.read_text())
+    *outer, name = re.findall(r"\w+", key)
+    inner = content
+    for place in outer:
+        inner = inner[int(place) if place.isdigit() else place]
+    inner[name] = value
+    plan.write_text(json.dumps(content))
     call("simulate", plan).refusal(2)
 
 

@@ -161,7 +161,7 @@ def test_run_without_a_plan_is_refused(call: Call, run: Path) -> None:
 
 
 def test_trace_of_another_plan_is_refused(call: Call, run: Path) -> None:
-    replace(PLAN, num_micro_batches=5).save(run / "plan.json")
+    PLAN.changed(num_micro_batches=5).save(run / "plan.json")
     error, _ = call("replay", run).refusal(2)
     assert error.endswith(
         "does not belong to the plan beside it: rank 0 of the timeline lacks F0.4"

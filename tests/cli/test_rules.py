@@ -94,7 +94,7 @@ def test_rules_are_kept_by_check_plan_and_train(call: Call, tmp_path: Path) -> N
     assert said["cut 1"] == ("yes", "user", f"{place} 1")
     assert said["replace 2"] == (f"{__file__}:fused", "user", f"{place} 4")
     bare = replace(plan, decisions=(), predicted=None)
-    replace(bare, recompute=(), offload=()).save(tmp_path / "other.json")
+    bare.changed(recompute=(), offload=()).save(tmp_path / "other.json")
     done = call("train", JOB, *given, "--plan", tmp_path / "other.json", "--out", out, "--no-trial")
     assert done.code == 0
     assert "equal to the plain loop at step 1" in done.err
@@ -135,12 +135,12 @@ def test_slices_are_checked_planned_trained_and_resumed(call: Call, tmp_path: Pa
     assert "equal to the plain loop at step 1" in done.err
     plan = Plan.load(out / "plan.json")
     rows = [("0.0.bias", 3), ("0.0.weight", 3), ("3.0.bias", 3), ("3.0.weight", 3)]
-    assert list(plan.split) == rows
+    assert list(plan.terms.split) == rows
     assert ("split [03].0", "3", "user") in {(d.what, d.value, d.by) for d in plan.decisions}
     assert plan.shard.count("shard") >= 3  # of the rule; the search may add others
     again = call(*asked, "--steps", 6, "--resume")
     assert (again.code, "resuming after step 4" in again.err) == (0, True)
-    assert Plan.load(out / "plan.json").split == plan.split
+    assert Plan.load(out / "plan.json").terms.split == plan.terms.split
     exported = call("export", out, "--to", tmp_path / "weights.safetensors")
     assert exported.code == 0
     given = "--plan", out / "plan.json"

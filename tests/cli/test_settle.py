@@ -85,8 +85,8 @@ def test_it_is_refused_where_that_is_not_wanted(
 @pytest.mark.parametrize(
     ("name", "holds"),
     [
-        ("looks_across", lambda plan: len(plan["cuts"]) == 0),
-        ("reads_its_buffer", lambda plan: plan["replicas"] == 1),
+        ("looks_across", lambda plan: len(plan["stages"]) == 1),
+        ("reads_its_buffer", lambda plan: plan["place"]["replicas"] == 1),
     ],
 )
 def test_plans_are_bounded_by_what_was_found(

@@ -142,14 +142,14 @@ def test_plan_for_hosts_in_another_order_runs_where_it_says(
     """And the step is measured on each kind of device, by the first rank that has one."""
     folder, machines, turned = (tmp_path / name for name in ("there", "machines.toml", "p.json"))
     UNLIKE.save(machines)
-    plan = replace(Plan.load(here / "plan.json"), hosts=("b", "a"))
+    plan = Plan.load(here / "plan.json").changed(hosts=("b", "a"))
     plan.save(turned)
     where = ["--cluster", str(machines), "--plan", str(turned)]
     done = forked(tmp_path, "--out", str(folder), *where)
     assert [code for code, _ in done] == [0, 0], done
     assert losses(folder) == losses(here)
     kept = Plan.load(folder / "plan.json")
-    assert kept.hosts == ("b", "a")
+    assert kept.place.hosts == ("b", "a")
     assert [_plan_rank(UNLIKE, kept, rank) for rank in (0, 1)] == [1, 0]
     assert [host.name for host in Cluster.load(folder / "cluster.toml").hosts] == ["b", "a"]
     kinds = [(each.kind, each.how) for each in load_profiles(folder / "profile.json")]
@@ -169,7 +169,7 @@ def test_ranks_of_hosts_with_several_devices_keep_their_order() -> None:
     hosts = tuple(Host(name, "big", count) for name, count in (("a", 2), ("b", 1), ("c", 3)))
     cluster = Cluster((BIG,), hosts, between=Link(1e-4, 1e9))
     turned = plan_by_hand(chain([4, 4], [4, 4]), [0], "gpipe", num_micro_batches=2)
-    turned = replace(turned, hosts=("c", "a"))
+    turned = turned.changed(hosts=("c", "a"))
     assert [_plan_rank(cluster, turned, rank) for rank in range(6)] == [3, 4, 5, 0, 1, 2]
     assert [_plan_rank(None, turned, rank) for rank in range(3)] == [0, 1, 2]
 
@@ -295,9 +295,9 @@ def test_ranks_that_divide_the_data_themselves_are_refused_though_it_was_proved_
 def test_ranks_agree_on_a_program_to_the_letter() -> None:
     chained = chain([4, 4], [4, 4])
     plan = plan_by_hand(chained, [0], "gpipe", num_micro_batches=4)
-    other = replace(plan, schedule="one_f_one_b")  # the same instructions in another order
+    other = plan.changed(schedule="one_f_one_b")  # the same instructions in another order
     programs = [lower_plan(plan, chained), lower_plan(other, chained)]
-    programs += [lower_plan(replace(plan, clip=True), chained)]
+    programs += [lower_plan(plan.changed(clip=True), chained)]
     digests = [program_digest(program) for program in programs]
     assert len(set(digests)) == len(digests)
     assert program_digest(lower_plan(plan, chained)) == digests[0]
@@ -335,9 +335,9 @@ def test_a_rank_that_is_killed_before_all_are_connected_ends_the_others(
 
 def test_plan_for_hosts_that_are_not_there_is_for_those_that_are() -> None:
     plan = plan_by_hand(chain([4, 4], [4, 4]), [0], "gpipe", num_micro_batches=2)
-    turned = replace(plan, hosts=("b", "a"))
-    early = replace(plan, early=4)
-    assert on_hosts_of(turned, UNLIKE) == replace(early, hosts=("b", "a"))
+    turned = plan.changed(hosts=("b", "a"))
+    early = plan.changed(early=4)
+    assert on_hosts_of(turned, UNLIKE) == early.changed(hosts=("b", "a"))
     others = replace(UNLIKE, hosts=(Host("a", "big", 1), Host("c", "small", 1)))
     assert on_hosts_of(turned, others) == early
     assert on_hosts_of(turned, None) == on_hosts_of(early, Cluster.here(2)) == plan

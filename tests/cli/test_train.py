@@ -354,7 +354,7 @@ def test_schedule_of_a_file_is_trained_proved_for_itself_and_gone_on_with(
     plan = Plan.load(folder / "plan.json")
     assert (plan.schedule, plan.schedule.name) == (load(mine), "mine")
     mine.write_text(ORDERS[1])
-    other = replace(plan, schedule=load(mine))  # of the same cuts, sizes and name
+    other = plan.changed(schedule=load(mine))  # of the same cuts, sizes and name
     for each, before in ((other, False), (plan, True)):
         each.save(tmp_path / "given.json")
         done = call(*command, "--plan", str(tmp_path / "given.json"), "--steps", "2")

@@ -80,7 +80,7 @@ def plan_for(ways: PlanBasis, stages: int, replicas: int, schedule: str = "one_f
     guard = options.pop("guard", None)
     made = plan_of(graph, schedule, stages, share, replicas=replicas, **options)
     plan = committing(made, ways)
-    return plan if guard is None or plan.guard is None else replace(plan, guard=guard)
+    return plan if guard is None or plan.agreement.guard is None else plan.changed(guard=guard)
 
 
 def task_of(

@@ -153,13 +153,13 @@ def test_what_cannot_follow_the_ranks_is_refused_by_name() -> None:
     staged = plan_of(graph, "one_f_one_b", 2, 2)
     refused = {
         "2 ranks": staged,
-        "part of the state": replace(plans[2], shard=("shard",)),
-        "far memory": replace(plans[2], offload=("state",)),
-        "unlike shares": replace(plans[2], num_micro_batches=3, shares=(3, 2)),
+        "part of the state": plans[2].changed(shard=("shard",)),
+        "far memory": plans[2].changed(offload=("state",)),
+        "unlike shares": plans[2].changed(num_micro_batches=3, shares=(3, 2)),
     }
     for words, plan in refused.items():
         with pytest.raises(PlanError, match=words):
             check_by_ranks(plan)
-    joined = replace(plans[2], joined=2)
+    joined = plans[2].changed(joined=2)
     with pytest.raises(PlanError, match="2 are joined"):
         job_at(runs.job_of("gpt"), joined, (Cursor(0, 0, 3),), 1)

@@ -126,21 +126,21 @@ def test_the_way_that_costs_a_step_least_is_taken_if_it_fits(monkeypatch) -> Non
     monkeypatch.setattr(redundancy, "_WORTH", 0.0)
     ways = runs.ways_of("gpt", "adamw", 3)
     plan = pipeline(ways)
-    (way,), bare = ways.ways, replace(plan, guard=None)
+    (way,), bare = ways.ways, plan.changed(guard=None)
     found = list(redundancy._ways(bare, lower_plan(bare, way.captured.graph), way, ways.cluster))
     assert [one.guard.every for one in found] == [0, 1, 2, 4, 8, 16]
-    assert plan.guard == min(found, key=lambda one: one.seconds).guard
+    assert plan.agreement.guard == min(found, key=lambda one: one.seconds).guard
     assert all(a.seconds > b.seconds for a, b in pairwise(found[1:]))  # a longer log sends less
     least = min(found, key=lambda one: one.kept_bytes)
     peaks = committing(bare, ways).predicted.peak_bytes
     device = replace(ways.cluster.devices[0], memory_bytes=max(peaks) - found[-1].kept_bytes)
     small = replace(ways, cluster=replace(ways.cluster, devices=(device,)))
     tight = committing(bare, small)
-    assert tight.guard in (None, *(one.guard for one in found if one is not found[-1]))
+    assert tight.agreement.guard in (None, *(one.guard for one in found if one is not found[-1]))
     none = replace(device, memory_bytes=max(redundancy_free(ways, bare)) + least.kept_bytes - 1)
     assert committing(
         bare, replace(ways, cluster=replace(ways.cluster, devices=(none,)))
-    ).guard in (
+    ).agreement.guard in (
         None,
         least.guard,
     )
@@ -156,11 +156,11 @@ def redundancy_free(ways: PlanBasis, plan: Plan) -> tuple[int, ...]:
 def test_copies_count_in_the_peak_and_the_step(monkeypatch) -> None:
     ways = runs.ways_of("gpt", "adamw", 3)
     plan = pipeline(ways)
-    assert plan.guard is not None
+    assert plan.agreement.guard is not None
     assert plan.predicted is not None
-    (way,), bare = ways.ways, replace(plan, guard=None)
+    (way,), bare = ways.ways, plan.changed(guard=None)
     found = list(redundancy._ways(bare, lower_plan(bare, way.captured.graph), way, ways.cluster))
-    (own,) = [one for one in found if one.guard == plan.guard]
+    (own,) = [one for one in found if one.guard == plan.agreement.guard]
     without = redundancy_free(ways, bare)
     rows = zip(plan.predicted.peak_bytes, without, own.rows, strict=True)
     assert [more - less for more, less, _ in rows] == [row.kept_bytes for row in own.rows]
@@ -180,7 +180,7 @@ def test_only_optimizers_that_are_known_by_element_may_have_parts_renewed() -> N
     assert not WholeOptimizer(Odd(model.parameters(), 0.1), model).is_plain
     redundancy._plain[way.captured.model] = False
     try:
-        assert pipeline(ways).guard == Guarding(0, 1)
+        assert pipeline(ways).agreement.guard == Guarding(0, 1)
     finally:
         del redundancy._plain[way.captured.model]
 
@@ -190,12 +190,12 @@ def test_guards_are_on_another_host_where_there_is_one() -> None:
     hosts = tuple(Host(name, ways.cluster.devices[0].name, 2) for name in "ab")
     apart = replace(ways.cluster, hosts=hosts, between=ways.cluster.inside)
     plan = runs.plan_for(replace(ways, cluster=apart), 4, 1)
-    assert plan.guard is not None
-    assert plan.guard.apart == 2
+    assert plan.agreement.guard is not None
+    assert plan.agreement.guard.apart == 2
     told = next(each for each in plan.decisions if each.what == "redundancy")
     assert "any host" in told.why
     grid = runs.plan_for(replace(ways, cluster=apart), 1, 4)
-    assert grid.guard is None
+    assert grid.agreement.guard is None
     assert "any host" in next(d for d in grid.decisions if d.what == "redundancy").why
     assert redundancy._furthest(4, ways.cluster) == 1
 
@@ -229,9 +229,9 @@ def test_a_program_gives_to_guards_before_the_word_and_can_be_saved(tmp_path: Pa
 def test_a_plan_says_of_a_guard_that_cannot_be(guard: Guarding) -> None:
     ways = runs.ways_of("gpt", "adamw", 3)
     with pytest.raises(PlanError, match="guard is"):
-        replace(pipeline(ways), guard=guard)
+        pipeline(ways).changed(guard=guard)
     with pytest.raises(PlanError, match="all ranks agree"):
-        replace(pipeline(ways), commits=False, guard=Guarding(1))
+        pipeline(ways).changed(commits=False, guard=Guarding(1))
 
 
 @pytest.mark.parametrize("every", [1, 3])

@@ -41,16 +41,16 @@ def why(plan: Plan) -> str:
 
 def test_replicas_of_one_host_are_kept_on_another_where_that_costs_little() -> None:
     near = turns(on_two_hosts(1e12))
-    assert near.guard is not None
-    assert near.guard.shared == (0, 1)
-    assert near.guard.apart == 2
+    assert near.agreement.guard is not None
+    assert near.agreement.guard.shared == (0, 1)
+    assert near.agreement.guard.apart == 2
     assert "and of any host" in why(near)
     far = turns(on_two_hosts(1e6))
-    assert far.guard is None
+    assert far.agreement.guard is None
     assert "with a, b the run goes back to its last checkpoint" in why(far)
     assert "a copy on another host would take" in why(far)
     alone = turns(runs.ways_of("gpt", "adamw", 4))  # on one host nothing can be done
-    assert alone.guard is None
+    assert alone.agreement.guard is None
 
 
 def test_only_the_first_of_the_replicas_gives_what_they_share() -> None:
@@ -73,7 +73,7 @@ def test_how_many_losses_take_state_along_counts_replicas_and_guards() -> None:
     graph = ways.ways[0].captured.graph
 
     def fewest(plan: Plan, guard: Guarding | None) -> int:
-        return fewest_holders(lower_plan(replace(plan, guard=guard), graph))
+        return fewest_holders(lower_plan(plan.changed(guard=guard), graph))
 
     line, grid, pairs = runs.plan_for(ways, 4, 1), runs.plan_for(ways, 2, 2), turns(ways)
     assert (fewest(line, None), fewest(line, Guarding(1))) == (1, 2)
@@ -86,10 +86,10 @@ def test_a_plan_names_stages_that_it_has_and_drops_them_with_other_counts() -> N
     ways = on_two_hosts(1e12)
     plan = turns(ways)
     with pytest.raises(PlanError, match="guard is of stages 2 of 2"):
-        replace(plan, guard=Guarding(1, 2, (2,)))
-    assert Plan.from_text(runs.text_of(plan)).guard == plan.guard
+        plan.changed(guard=Guarding(1, 2, (2,)))
+    assert Plan.from_text(runs.text_of(plan)).agreement.guard == plan.agreement.guard
     graph, line = ways.ways[0].captured.graph, runs.plan_for(ways, 4, 1)
     counts = Counts(line.cuts, line.schedule, 4, (runs.MICRO_BATCHES,))
-    assert plan.guard is not None
-    assert reshaped(plan, graph, counts).guard == plan.guard._replace(shared=())
-    assert committing(plan, ways).guard == plan.guard
+    assert plan.agreement.guard is not None
+    assert reshaped(plan, graph, counts).agreement.guard == plan.agreement.guard._replace(shared=())
+    assert committing(plan, ways).agreement.guard == plan.agreement.guard

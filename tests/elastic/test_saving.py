@@ -5,7 +5,6 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -273,7 +272,7 @@ def test_who_leaves_with_what_nobody_else_has_leaves_it_in_a_checkpoint(
 ):
     made = plans()
     if not is_guarded:
-        made[3] = replace(made[3], guard=None)
+        made[3] = made[3].changed(guard=None)
     strikes = Strikes({1: [(signal.SIGTERM, who) for who in leave]})
     run_of(tmp_path, strikes, made, 0)  # none is due
     assert [step.step for step in strikes.steps] == list(range(runs.STEPS))

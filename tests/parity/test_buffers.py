@@ -297,7 +297,7 @@ def test_ordered_buffers_of_one_copy_have_the_bits_of_the_plain_loop(name, tmp_p
     weights = plain_loop(ordered(name), STEPS, MICRO_BATCHES)
     for schedule, recompute in (("one_f_one_b", False), ("zb_h1", True)):
         plan = plan_of(captured.graph, schedule, 2, MICRO_BATCHES, recompute=(recompute,) * 2)
-        plan = replace(plan, buffers="one copy")
+        plan = plan.changed(buffers="one copy")
         found = train(Run(plan, job, captured), tmp_path / schedule, lengths=(STEPS,)).weights
         assert differing(found, weights) == []
 

@@ -34,7 +34,7 @@ def run_of(name, schedule, micro_batches, clip_norm=None, **options) -> Run:
     ranks = {key: options.pop(key) for key in ("num_ranks", "replicas") if key in options}
     plan = plan_of(graph, schedule, UNITS, micro_batches, clip=clip, **ranks)
     job = job_of(name, FLOAT, "adamw", clip_norm=clip_norm)
-    return Run(replace(plan, **options), job, captured(name, FLOAT))
+    return Run(plan.changed(**options), job, captured(name, FLOAT))
 
 
 ALONE = [
@@ -155,7 +155,7 @@ def profile_of(name: str) -> Profile:
 def test_peak_is_the_predicted_one(options, tmp_path):
     graph = wide().graph
     plan = plan_by_hand(graph, range(5), "breadth_first", num_micro_batches=4, num_ranks=1)
-    plan = replace(plan, **options)
+    plan = plan.changed(**options)
     expected = peak_bytes(simulate(lowered(plan, graph), profile_of("wide")))
     run = Run(plan, wide_job(), wide())
     outcome = train(run, tmp_path, launcher=run_processes, memory_window=1)

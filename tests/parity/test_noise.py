@@ -50,7 +50,7 @@ def test_what_ranks_tell_is_what_a_plain_loop_has(
 ):
     graph = captured("gpt", FLOAT).graph
     plan = plan_of(graph, schedule, stages, micro_batches, **options)
-    job = job_of("gpt", FLOAT, "adamw", clip_norm=0.3 if plan.clip else None)
+    job = job_of("gpt", FLOAT, "adamw", clip_norm=0.3 if plan.agreement.clip else None)
     outcome = train(Run(plan, job, captured("gpt", FLOAT)), tmp_path, (2,))
     found = noise_of(outcome.noise, plan.step_micro_batches, 1)
     assert found is not None

@@ -35,7 +35,7 @@ def run_of(name: str, optimizer: str, clip_norm: float, schedule: str = "zb_h2",
 
 
 def late(run: Run) -> Run:
-    return run._replace(plan=replace(run.plan, post_validation=True))
+    return run._replace(plan=run.plan.changed(post_validation=True))
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_messages_that_are_received_early_over_gloo_come_again_too(tmp_path, mon
     monkeypatch.setattr(WindowRunner, "result", over)
     monkeypatch.setattr(TorchDistributedTransport, "bind_receive", counting)
     run = run_of("batch_norm", "adamw", SOMETIMES, "one_f_one_b")
-    run = run._replace(plan=replace(run.plan, early=2))
+    run = run._replace(plan=run.plan.changed(early=2))
     before = train(run, tmp_path / "before", STEPS, run_processes)
     after = train(late(run), tmp_path / "after", STEPS, run_processes)
     assert differing(after.weights, before.weights) == []

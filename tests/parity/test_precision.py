@@ -248,7 +248,7 @@ def summed_loop(job, owners, dtype):
 def test_gradients_travel_in_16_bits_and_are_summed_in_32(sums, replicas, launcher, tmp_path):
     job = job_of(adamw, half_net, sums=sums)
     run = run_of(job, 2, replicas=replicas)
-    run = run._replace(plan=replace(run.plan, sums=sums))
+    run = run._replace(plan=run.plan.changed(sums=sums))
     found = train(run, tmp_path, (1,) * STEPS, launcher).weights
     expected = summed_loop(job, list(range(replicas)), getattr(torch, sums))
     assert differing(found, expected) == []
@@ -275,7 +275,7 @@ def test_the_proof_rounds_what_ranks_sum(schedule, stages, options):
     rest = {k: v for k, v in options.items() if k not in (*given, "shard")}
     run = run_of(job, stages, schedule, **rest)
     own = {"sums": "bfloat16", "wire": job.fewest_bits, "shard": options.get("shard", ())}
-    planned = Planned(run.job, run.captured, replace(run.plan, **own))
+    planned = Planned(run.job, run.captured, run.plan.changed(**own))
     proof = prove(planned, (0,) if is_asynchronous(planned.plan) else tuple(range(4)))
     assert proof.problem == ""
     assert len(proof.left_out) < len(proof.steps) or is_asynchronous(planned.plan)

@@ -1,6 +1,5 @@
 """Stages that repeat some ops of F train the plain loop, and hold what was predicted."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -69,7 +68,7 @@ def test_what_is_repeated_changes_no_bit_of_what_else_a_plan_does(
 ):
     run = run_of("dropout", FLOAT, "adamw", schedule, 2, 4, replicas=replicas)
     plain, again = (
-        train(run._replace(plan=replace(run.plan, **way)), tmp_path / str(len(way)))
+        train(run._replace(plan=run.plan.changed(**way)), tmp_path / str(len(way)))
         for way in (options, in_part("dropout", schedule, 0.6, **options))
     )
     assert differing(again.weights, plain.weights) == []

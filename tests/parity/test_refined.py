@@ -32,7 +32,7 @@ def cases() -> Iterator[tuple[str, str, dict[str, object]]]:
 
 
 def trained(plan: Plan, model: str, folder, launcher=None) -> Outcome:
-    job = job_of(model, FLOAT, "adamw", clip_norm=0.3 if plan.clip else None)
+    job = job_of(model, FLOAT, "adamw", clip_norm=0.3 if plan.agreement.clip else None)
     how = {} if launcher is None else {"launcher": launcher}
     return train(Run(plan, job, captured(model, FLOAT)), folder, (3,), **how)
 

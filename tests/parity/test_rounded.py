@@ -75,7 +75,7 @@ def run_of(schedule: str, wire: tuple[int, int], dtype=EXACT, blocks=(1, 3, 5)) 
     cuts = tuple(ends[f"after blocks.{block}"] for block in blocks)
     plan = plan_of(made.graph, schedule, len(blocks) + 1, MICRO_BATCHES)
     names = tuple(made.graph.cut_points[cut].name for cut in cuts)
-    plan = replace(plan, cuts=cuts, cut_names=names, wire=wire)
+    plan = plan.changed(cuts=cuts, cut_names=names, wire=wire)
     return Run(plan, job_of("gpt", dtype, "adamw", wire_bits=wire), made)
 
 

@@ -1,6 +1,5 @@
 """What is written beside the steps is what is written at once, and is read at any other plan."""
 
-from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -19,7 +18,7 @@ def run_of(schedule, stages, replicas=1, **options) -> Run:
     graph = captured("gpt", torch.float64).graph
     own = {key: options.pop(key) for key in ("num_ranks",) if key in options}
     plan = plan_of(graph, schedule, stages, MICRO_BATCHES // replicas, replicas=replicas, **own)
-    plan = replace(plan, **options)
+    plan = plan.changed(**options)
     return Run(plan, job_of("gpt", torch.float64, "adamw"), captured("gpt", torch.float64))
 
 

@@ -1,7 +1,6 @@
 """Replicas that take unlike numbers of micro-batches train the plain loop."""
 
 import tempfile
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -80,7 +79,7 @@ def test_any_shares_and_any_parts_train_the_plain_loop(division):
     shares, parts, way, prefetch = division
     stages = 3 if "units" in way else 1
     run = run_of("tied", way, stages, shares, clip=True, num_ranks=1)
-    plan = replace(run.plan, shard=("shard",) * stages, parts=parts, prefetch=prefetch)
+    plan = run.plan.changed(shard=("shard",) * stages, parts=parts, prefetch=prefetch)
     with tempfile.TemporaryDirectory() as folder:
         outcome = train(run._replace(plan=plan), Path(folder))
     trained = plain(sum(shares))
@@ -124,5 +123,5 @@ def test_shares_that_cannot_be_are_refused(schedule, more, words):
     graph = captured("dropout", EXACT).graph
     plan = plan_by_hand(graph, [1], schedule, num_micro_batches=3, replicas=2)
     with pytest.raises(PlanError, match=words):
-        replace(plan, **more)
-    assert replace(plan, shares=(3, 3)) == plan
+        plan.changed(**more)
+    assert plan.changed(shares=(3, 3)) == plan

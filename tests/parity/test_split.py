@@ -130,11 +130,11 @@ def _plain(job: Job, steps: int) -> dict[str, Tensor]:
 def test_numbers_that_are_rounded_on_their_way_are_those_of_the_sequential_definition():
     job = replace(job_of("gpt", torch.float32, "adamw"), micro_batches=4, wire_bits=8)
     made = sliced("gpt", torch.float32)
-    plan = replace(plan_of(made, "one_f_one_b", [1, 4]), wire=job.fewest_bits)
+    plan = plan_of(made, "one_f_one_b", [1, 4]).changed(wire=job.fewest_bits)
     assert not prove(Planned(job, made, plan), (0,)).problem
     job = replace(job, wire_bits=None, sums="bfloat16")
     plan = plan_of(made, "breadth_first", num_ranks=1, replicas=2, shard="shard")
-    assert not prove(Planned(job, made, replace(plan, sums="bfloat16")), (0,)).problem
+    assert not prove(Planned(job, made, plan.changed(sums="bfloat16")), (0,)).problem
 
 
 def test_masters_of_slices_are_kept_in_float32():

@@ -1,6 +1,5 @@
 """What goes together in a plan: every pair of features is in FITS, or there is a plan with both."""
 
-from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
 
@@ -100,7 +99,7 @@ def made(*changes: dict[str, object]) -> Plan | None:
             return None
         both |= change
     try:
-        return replace(PLAN, **both)
+        return PLAN.changed(**both)
     except PlanError:
         return None
 

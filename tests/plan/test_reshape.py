@@ -1,6 +1,6 @@
 """A plan with other counts: what was decided of the step survives, what cannot is decided anew."""
 
-from dataclasses import fields, replace
+from dataclasses import fields
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from penstock.errors import PlanError
 from penstock.plan.plan import Plan, plan_by_hand
 from penstock.plan.reshape import Counts, reshaped
+from penstock.plan.stage import StagePlan
+from penstock.plan.words import HOMES, ROWS, Words, value_of
 from penstock.program.instructions import Guarding
 from penstock.schedule.grid import evenly
 from penstock.schedule.recipe import Recipe
@@ -64,7 +66,7 @@ def plans(draw) -> Plan:
     }
     for name, value in changes.items():
         try:
-            plan = replace(plan, **{name: value})
+            plan = plan.changed(**{name: value})
         except PlanError:  # not with what it has so far
             continue
     return plan
@@ -81,7 +83,18 @@ def counts(draw, plan: Plan) -> Counts:
 
 def test_every_field_of_a_plan_has_its_place_here() -> None:
     names = [*SURVIVE, *GIVEN, *BY_STAGE, *DECIDED, "predicted"]
-    assert sorted(names) == sorted(field.name for field in fields(Plan))
+    assert sorted(names) == sorted(Words.__annotations__)
+
+
+def test_every_field_of_every_record_of_a_plan_is_said_by_a_word() -> None:
+    own = {field.name for field in fields(Plan)}
+    rows = {field.name for field in fields(StagePlan)}
+    assert rows == {*ROWS.values()}
+    assert own - {*HOMES.values(), "stages"} == Words.__annotations__.keys() - {*HOMES, *ROWS}
+    plan = plan_by_hand(GRAPH, [0], "one_f_one_b", num_micro_batches=4)
+    for record in own & {*HOMES.values()}:
+        named = {field.name for field in fields(getattr(plan, record))}
+        assert named == {word for word, home in HOMES.items() if home == record}
 
 
 @given(st.data())
@@ -90,16 +103,16 @@ def test_each_field_survives_a_change_of_counts_or_is_decided_by_it(data) -> Non
     asked = data.draw(counts(plan))
     made = reshaped(plan, GRAPH, asked)
     for name in SURVIVE:
-        assert getattr(made, name) == getattr(plan, name), name
+        assert value_of(made, name) == value_of(plan, name), name
     assert (made.cuts, made.num_ranks, made.grid.shares) == (asked.cuts, asked.ranks, asked.shares)
     assert made.job_micro_batches == plan.job_micro_batches
     for name in BY_STAGE:
-        words = set(getattr(plan, name))
+        words = set(value_of(plan, name))
         is_forced = name == "shard" and (made.replicas == 1 or made.far)
         if len(words) == 1 and not is_forced:
-            assert set(getattr(made, name)) == words, name  # the same of all stages: still so
+            assert set(value_of(made, name)) == words, name  # the same of all stages: still so
     wanted = {"per replica": made.replicas > 1, "one copy": made.replicas == 1, "exact": True}
-    assert made.buffers == (plan.buffers if wanted[plan.buffers] else "exact")
+    assert made.terms.buffers == (plan.terms.buffers if wanted[plan.terms.buffers] else "exact")
     assert made.predicted is None
 
 
@@ -108,13 +121,15 @@ def test_a_plan_with_its_own_counts_is_itself(plan: Plan) -> None:
     own = Counts(plan.cuts, plan.schedule, plan.num_ranks, plan.grid.shares)
     made = reshaped(plan, GRAPH, own)
     one_rank = {"post_validation": False} if plan.num_ranks == 1 else {}
-    alone = {"buffers": "exact"} if plan.replicas == 1 and plan.buffers == "per replica" else {}
-    assert made == replace(plan, **one_rank, **alone)
+    alone = (
+        {"buffers": "exact"} if plan.replicas == 1 and plan.terms.buffers == "per replica" else {}
+    )
+    assert made == plan.changed(**one_rank, **alone)
 
 
 def test_single_ops_are_repeated_by_the_stages_that_have_them_and_no_others() -> None:
-    plan = replace(
-        plan_by_hand(GRAPH, [0], "one_f_one_b", num_micro_batches=4), recompute=((1, 2), True)
+    plan = plan_by_hand(GRAPH, [0], "one_f_one_b", num_micro_batches=4).changed(
+        recompute=((1, 2), True)
     )
     moved = reshaped(plan, GRAPH, Counts((1,), plan.schedule, 2, (4,)))
     assert moved.recompute == (False, True)

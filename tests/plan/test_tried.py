@@ -44,9 +44,9 @@ def test_one_process_is_not_compared_with_itself() -> None:
     ("plan", "words"),
     [
         (plan_by_hand(GRAPH, [1], "gpipe", num_micro_batches=4), "pipeline of 2 stages on 2 "),
-        (replace(PLAN, shard=("shard",)), "data parallel on 2 processes, in shards"),
-        (replace(PLAN, recompute=(True,)), "data parallel on 2 processes, recompute"),
-        (replace(PLAN, offload=("state",)), "data parallel on 2 processes, far memory"),
+        (PLAN.changed(shard=("shard",)), "data parallel on 2 processes, in shards"),
+        (PLAN.changed(recompute=(True,)), "data parallel on 2 processes, recompute"),
+        (PLAN.changed(offload=("state",)), "data parallel on 2 processes, far memory"),
     ],
 )
 def test_words_say_what_makes_the_plan_another_one(plan: Plan, words: str) -> None:

@@ -83,7 +83,7 @@ def test_what_a_run_tells_of_one_step_holds_for_steps_with_other_ops():
         ops = len(made.graph.nodes)
         profile = replace(PROFILE, op_s=(0.5,) * ops, workspace_bytes=(0,) * ops)
         ways.append(Joining(count, own, made, (profile,)))
-    ran = replace(plan_of(ways[1].captured.graph, "gpipe", 1, 2), joined=2)
+    ran = plan_of(ways[1].captured.graph, "gpipe", 1, 2).changed(joined=2)
     last = len(ways[1].profiles[0].op_s) - 1
     assert last >= len(ways[0].profiles[0].op_s)  # an op that the others have not
     told = [(ways[1].profiles[0], StepRatios({0: 1.0, last: 4.0}, None, 8))]

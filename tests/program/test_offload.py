@@ -168,21 +168,21 @@ def test_state_is_not_moved_while_an_update_may_be_taken_back():
         offload(late, ["state"])
     plan = plan_of(captured("tied", FLOAT).graph, "gpipe", 2, 4, clip=True, post_validation=True)
     with pytest.raises(PlanError, match="needs the optimizer's state"):
-        replace(plan, offload=("state", "none"))
+        plan.changed(offload=("state", "none"))
 
 
 def test_plan_that_says_something_else_is_refused():
     plan = plan_of(captured("tied", FLOAT).graph, "gpipe", 2, 4)
     with pytest.raises(PlanError, match="offload says 1 of 2 stages"):
-        replace(plan, offload=("state",))
+        plan.changed(offload=("state",))
     with pytest.raises(PlanError, match="offload says 'gradients', not one of"):
-        replace(plan, offload=("state", "gradients"))
+        plan.changed(offload=("state", "gradients"))
     with pytest.raises(PlanError, match="there are none"):
-        replace(plan, beside=True)
+        plan.changed(beside=True)
     with pytest.raises(PlanError, match="says what of stage 0 is in far memory"):
-        replace(plan, schedule=LISTED, offload=("both", "none"))
+        plan.changed(schedule=LISTED, offload=("both", "none"))
     with pytest.raises(PlanError, match="there are none"):
-        replace(plan, schedule=LISTED, beside=True)
+        plan.changed(schedule=LISTED, beside=True)
 
 
 def test_a_copy_has_the_computing_thread_and_changes_what_is_held():
@@ -255,11 +255,11 @@ GRID = [
 def test_training_is_bit_equal(name, schedule, stages, options, copies, tmp_path):
     word, beside = copies
     plan = plan_of(captured(name, FLOAT).graph, schedule, stages, 4, **options)
-    plan = replace(plan, offload=("none",) * stages)
+    plan = plan.changed(offload=("none",) * stages)
     clip = {"clip_norm": 0.1} if options.get("clip") else {}
     job, made = job_of(name, FLOAT, "adamw", **clip), captured(name, FLOAT)
-    away = replace(plan, offload=(word,) * stages, beside=beside)
-    stay, moved = (train(Run(p, job, made), tmp_path / p.offload[0]) for p in (plan, away))
+    away = plan.changed(offload=(word,) * stages, beside=beside)
+    stay, moved = (train(Run(p, job, made), tmp_path / p.stages[0].far) for p in (plan, away))
     assert stay.weights.keys() == moved.weights.keys()
     assert any(key.startswith("optimizer/") for key in stay.weights)
     for key, value in stay.weights.items():
@@ -288,7 +288,7 @@ def test_peak_is_the_predicted_one_and_lower(copies, where, name):
     (word, beside), (schedule, stages, replicas) = copies, where
     made, job = captured(name, FLOAT), job_of(name, FLOAT, "adamw")
     alike = plan_of(made.graph, schedule, stages, 4 * replicas, replicas=replicas)
-    plan = replace(alike, offload=(word,) * stages, beside=beside)
+    plan = alike.changed(offload=(word,) * stages, beside=beside)
     expected = _predicted(plan, made)
     assert _measured(plan, made, job) == pytest.approx(expected, rel=CLOSE, abs=600)
     assert sum(expected) < sum(_predicted(alike, made))
@@ -303,7 +303,7 @@ def test_copies_that_a_schedule_lists_train_the_same_bits_at_the_predicted_peak(
 ):
     made, job = captured(name, FLOAT), job_of(name, FLOAT, "adamw")
     plan = plan_of(made.graph, replace(LISTED, far=()), 2, 4)
-    away = replace(plan, schedule=LISTED, **options)
+    away = plan.changed(schedule=LISTED, **options)
     assert away.offloads
     stay, moved = (train(Run(p, job, made), tmp_path / p.schedule.name) for p in (plan, away))
     assert all(torch.equal(value, moved.weights[key]) for key, value in stay.weights.items())
@@ -333,9 +333,7 @@ def _measured(plan: Plan, made, job):
 @pytest.mark.parametrize("beside", [False, True])
 def test_a_run_with_copies_is_replayed_and_carried_to_other_schedules(beside, tmp_path):
     made, job = captured("tied", FLOAT), job_of("tied", FLOAT, "adamw")
-    plan = replace(
-        plan_of(made.graph, "one_f_one_b", 2, 4), offload=("both", "both"), beside=beside
-    )
+    plan = plan_of(made.graph, "one_f_one_b", 2, 4).changed(offload=("both", "both"), beside=beside)
     timeline = train(Run(plan, job, made), tmp_path).timeline
     again = measured_run(plan, made.graph, timeline, profile_of("tied"))
     assert again.replayed_s == pytest.approx(timeline.totals.step_s, rel=1e-9)
@@ -345,7 +343,7 @@ def test_a_run_with_copies_is_replayed_and_carried_to_other_schedules(beside, tm
 
 def test_a_plan_in_units_holds_the_state_of_one_unit_at_a_time():
     made, job = captured("gpt", FLOAT), job_of("gpt", FLOAT, "adamw")
-    whole = replace(plan_of(made.graph, "gpipe", 2, 4), offload=("both", "none"))
+    whole = plan_of(made.graph, "gpipe", 2, 4).changed(offload=("both", "none"))
     plan = whole.refined(made.graph)
     assert plan.num_stages > 2
     assert set(zip(plan.offload, plan.offload[1:], strict=False)) == {
@@ -361,7 +359,7 @@ def test_state_of_an_optimizer_of_its_own_kind_is_not_moved():
             return super().step(closure)
 
     made = captured("tied", FLOAT)
-    plan = replace(plan_of(made.graph, "gpipe", 2, 4), offload=("state", "state"))
+    plan = plan_of(made.graph, "gpipe", 2, 4).changed(offload=("state", "state"))
     job = replace(job_of("tied", FLOAT, "sgd"), optimizer=lambda p: Own(p, lr=0.1))
     with pytest.raises(RunError, match="Own of its own kind, cannot be offloaded"):
         _measured(plan, made, job)

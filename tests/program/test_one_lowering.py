@@ -1,6 +1,5 @@
 """What is simulated and what runs are the same instructions, to the letter."""
 
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -39,7 +38,7 @@ def test_ranks_run_what_is_simulated(schedule, stages, options, transport, monke
     options = dict(options)
     early, clip = options.pop("early", 0), {"clip_norm": 1.0} if "clip" in options else {}
     made, job = captured("tied", FLOAT), job_of("tied", FLOAT, "adamw", **clip)
-    plan = replace(plan_of(made.graph, schedule, stages, 4, **options), early=early)
+    plan = plan_of(made.graph, schedule, stages, 4, **options).changed(early=early)
     simulated = _simulated(plan, made.graph, monkeypatch)
     _run(plan, made, job, transport, monkeypatch, tmp_path)
     texts = {(tmp_path / str(rank)).read_text() for rank in range(plan.total_ranks)}

@@ -1,6 +1,5 @@
 """Shard: where gathers and sums in parts stand, what they save, and that nothing else changes."""
 
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
@@ -92,7 +91,7 @@ def planned(name: str, schedule: str, stages: int, options: dict) -> tuple[Plan,
         rest["recompute"] = (True,) * stages
     plan = plan_of(captured(name, FLOAT).graph, schedule, stages, 4, replicas=2, **rest)
     parts = options.get("parts", ())
-    return plan, replace(plan, shard=options["shard"], prefetch=1, parts=parts)
+    return plan, plan.changed(shard=options["shard"], prefetch=1, parts=parts)
 
 
 @pytest.mark.parametrize(("name", "schedule", "stages", "options"), GRID)
@@ -100,7 +99,7 @@ def test_training_is_that_of_whole_replicas(name, schedule, stages, options, tmp
     clip = {"clip_norm": 0.1} if options.get("clip") else {}
     job, made = job_of(name, FLOAT, "adamw", **clip), captured(name, FLOAT)
     plans = planned(name, schedule, stages, options)
-    whole, parts = (train(Run(p, job, made), tmp_path / str(p.prefetch)) for p in plans)
+    whole, parts = (train(Run(p, job, made), tmp_path / str(p.overlap.prefetch)) for p in plans)
     assert whole.weights.keys() == parts.weights.keys()
     assert any(key.startswith("optimizer/") for key in whole.weights)
     for key, value in whole.weights.items():
@@ -149,7 +148,7 @@ def test_no_gather_waits_for_a_sum_that_waits_for_what_is_gathered():
     made = captured("tied", FLOAT)
     plan = plan_of(made.graph, "one_f_one_b", 2, 4, replicas=2).refined(made.graph)
     assert plan.num_stages > 3
-    plan = replace(plan, shard=("shard",) * plan.num_stages, prefetch=1)
+    plan = plan.changed(shard=("shard",) * plan.num_stages, prefetch=1)
     program = lower_plan(plan, made.graph)
     verify(program)
     words = " ".join(map(str, program.code[1])).split()
@@ -190,7 +189,7 @@ def test_a_checkpoint_in_parts_is_read_by_whole_replicas_and_the_other_way(tmp_p
     made, job = captured(name, FLOAT), job_of(name, FLOAT, "adamw")
     whole, parts = planned(name, schedule, stages, options)
     ends = []
-    uneven = replace(parts, parts=(1, 3))
+    uneven = parts.changed(parts=(1, 3))
     for first, second in ((whole, whole), (parts, whole), (whole, uneven), (uneven, parts)):
         folder = tmp_path / f"{len(ends)}"
         before, after = (Run(plan, job, made) for plan in (first, second))

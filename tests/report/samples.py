@@ -58,7 +58,7 @@ def _order(warm_up: int, micro_batches: int) -> list[tuple[str, int]]:
 
 
 def a_plan(num_ranks: int = 2, name: str = "blocks.1") -> Plan:
-    return Plan(
+    return Plan.of(
         graph="9f31c2aa",
         cuts=tuple(range(1, num_ranks)),
         cut_names=tuple(f"{name}.{k}" for k in range(1, num_ranks)),

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ReportError
-from penstock.plan import Decision, Plan
+from penstock.plan import Decision
 from penstock.report import lanes, report
 from penstock.timeline import (
     LANES,
@@ -50,12 +50,8 @@ def test_page_asks_nothing_of_a_network():
 
 
 def test_names_with_markup_are_shown_and_not_run(tmp_path):
-    plan = Plan(
-        **{
-            **{name: getattr(a_plan(), name) for name in Plan.__dataclass_fields__},
-            "cut_names": (HOSTILE,),
-            "decisions": (Decision(HOSTILE, HOSTILE, "user", HOSTILE),),
-        }
+    plan = a_plan().changed(
+        cut_names=(HOSTILE,), decisions=(Decision(HOSTILE, HOSTILE, "user", HOSTILE),)
     )
     spans = pipeline().spans
     timeline = Timeline(2, spans, meta=((HOSTILE, HOSTILE),))

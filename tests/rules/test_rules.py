@@ -102,13 +102,13 @@ def test_each_layer_gets_what_is_said_of_it_and_else_keeps_what_it_had(plan, say
     wanted = [
         (
             {"yes": True, "no": False}.get(again.get(layer, ""), plan.recompute[was[layer]]),
-            away.get(layer, plan.offload[was[layer]]),
+            away.get(layer, plan.stages[was[layer]].far),
             parts.get(layer, "replicate"),
         )
         for layer in range(LAYERS)
     ]
     shard = made.shard or ("replicate",) * made.num_stages
-    held = [(made.recompute[now[k]], made.offload[now[k]], shard[now[k]]) for k in range(LAYERS)]
+    held = [(made.recompute[now[k]], made.stages[now[k]].far, shard[now[k]]) for k in range(LAYERS)]
     assert held == wanted
     borders = {k for k, (a, b) in enumerate(itertools.pairwise(wanted)) if a != b}
     assert set(made.cuts) == {*plan.cuts, *cuts, *borders}
@@ -126,7 +126,7 @@ def test_fused_layers_are_one_stage_where_units_are_all_that_divides_them(plan, 
     whole = range(run[0], run[1] + 1)
     units = plan.refined(GRAPH, LAYERS)
     inside = [cut for cut in plan.cuts if cut in whole and cut + 1 in whole]
-    was = {units.recompute[k] for k in whole}, {units.offload[k] for k in whole}
+    was = {units.recompute[k] for k in whole}, {units.stages[k].far for k in whole}
     if inside:
         with pytest.raises(PlanError, match=f"cuts 'after layers.{inside[0]}' itself"):
             rules.fuse(units, GRAPH, layers(whole))
@@ -134,7 +134,7 @@ def test_fused_layers_are_one_stage_where_units_are_all_that_divides_them(plan, 
     made = rules.fuse(units, GRAPH, layers(whole))
     assert set(made.cuts) == set(range(LAYERS - 1)) - set(whole[:-1])
     own = stage_of(made)[whole[0]]
-    assert ({made.recompute[own]}, {made.offload[own]}) == was
+    assert ({made.recompute[own]}, {made.stages[own].far}) == was
 
 
 def test_functions_of_the_language_are_rules_of_one_line() -> None:

@@ -428,7 +428,7 @@ def test_plan_and_job_mean_the_same_by_buffers():
     normed = replace(JOB, model=lambda: nn.Sequential(nn.Linear(5, 5), nn.BatchNorm1d(5)))
     plain, writes = capture(JOB).graph, capture(normed).graph
     plan = plan_by_hand(writes, [], "one_f_one_b", num_micro_batches=2, replicas=2)
-    own = replace(plan, buffers="per replica")
+    own = plan.changed(buffers="per replica")
     per_replica = replace(normed, buffers="per replica")
     check_chosen(plan, normed, writes)
     check_chosen(own, per_replica, writes)

@@ -11,7 +11,7 @@ from penstock.cluster import Cluster, Link
 from penstock.runtime.links import (
     PAYLOADS,
     SIZES,
-    Overlap,
+    Overlapped,
     Probe,
     Timing,
     compare,
@@ -22,7 +22,7 @@ from penstock.runtime.links import (
 )
 from tests.runtime.transport_ranks import run_gloo, values
 
-QUIET = Overlap(1.0, 1.0, 1.0, 2.0, 2.0, 0.0)
+QUIET = Overlapped(1.0, 1.0, 1.0, 2.0, 2.0, 0.0)
 amounts = st.floats(1e-6, 1e-2)
 rates = st.floats(1e6, 1e11)
 

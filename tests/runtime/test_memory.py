@@ -1,6 +1,5 @@
 """The bytes that a rank holds at most are those that were predicted."""
 
-from dataclasses import replace
 from functools import cache, partial
 
 import pytest
@@ -51,7 +50,7 @@ def predicted(plan: Plan, name: str) -> tuple[int, ...]:
     alive = weight_copies(schedule) if window > 1 else ()
     stages, ways = stages_of(plan, graph), ways_of(schedule)
     held = held_of(graph, stages, profile_of(name), alive, ways=ways)
-    memory = memory_on([held], program, [0] * program.num_ranks, posted=plan.early > 0)
+    memory = memory_on([held], program, [0] * program.num_ranks, posted=plan.overlap.early > 0)
     return peak_bytes(simulate(program, lambda action: 1.0, memory=memory))
 
 
@@ -103,7 +102,7 @@ def test_peak_is_the_predicted_one(schedule, stages, options, name):
     plan = plan_of(captured(name, FLOAT).graph, schedule, stages, 4, **options)
     found = measured(plan, name, **optimizer)
     expected = predicted(plan, name)
-    norms = 16 * 65 if plan.post_validation else 0  # of each parameter, and as a message
+    norms = 16 * 65 if plan.agreement.post_validation else 0  # of each parameter, and as a message
     assert found == pytest.approx(expected, rel=CLOSE, abs=norms)
 
 
@@ -151,7 +150,7 @@ def test_peak_over_gloo_counts_the_messages_whose_receives_are_posted(
     name = "tied"
     graph = captured(name, FLOAT).graph
     alike = plan_of(graph, schedule, stages, 6 * replicas, replicas=replicas)
-    plan = replace(alike, early=EARLY)
+    plan = alike.changed(early=EARLY)
     expected = predicted(plan, name)
     assert measured(plan, name) == pytest.approx(expected, rel=CLOSE)
     assert sum(expected) > sum(predicted(alike, name))

@@ -34,7 +34,7 @@ def captured() -> Capture:
 
 def measured(plan: Plan, captured: Capture, num_steps: int) -> Timeline:
     program = lower_plan(plan, captured.graph, num_steps=num_steps)
-    job = JOB if plan.clip else replace(JOB, clip_norm=None)
+    job = JOB if plan.agreement.clip else replace(JOB, clip_norm=None)
     stages = stages_of(plan, captured.graph)
     return run(program, captured, stages, job, num_steps=4).timeline
 

@@ -1,7 +1,5 @@
 """Which program runs next is asked between windows; programs may differ from one to the next."""
 
-from dataclasses import replace
-
 import torch
 
 from penstock.plan.lower import lower_plan
@@ -15,7 +13,7 @@ STEPS = 4
 def test_program_changes_between_steps_as_the_answers_say(tmp_path):
     made, job = captured("dropout", torch.float32), job_of("dropout", torch.float32, "adamw")
     plan = plan_of(made.graph, "one_f_one_b", 2, 3)
-    plans = plan, replace(plan, schedule="gpipe"), replace(plan, schedule="zb_h1")
+    plans = plan, plan.changed(schedule="gpipe"), plan.changed(schedule="zb_h1")
     programs = tuple(lower_plan(one, made.graph) for one in plans)
     windows = Windows(0, lambda step: programs[step % 3] if step < STEPS else None, programs)
     outcome = train(Run(plan, job, made), tmp_path, windows=windows)

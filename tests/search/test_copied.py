@@ -40,7 +40,7 @@ def test_activations_wait_in_far_memory_where_that_beats_recompute(tmp_path):
     assert (
         plan.predicted.step_s < min(each.step_s for each in rest) == without.plan.predicted.step_s
     )
-    bare = replace(plan, schedule=replace(plan.schedule, far=()))
+    bare = plan.changed(schedule=replace(plan.schedule, far=()))
     assert "would hold" in Judge(GRAPH, profile, with_cores(CAP)).candidate(bare).refused
     (why,) = [each for each in plan.decisions if each.what == "far memory"]
     assert why.by == "search"

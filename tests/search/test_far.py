@@ -39,10 +39,10 @@ def everything(cap: int, cores: int) -> list[float]:
     for cuts, schedule in (((), "one_f_one_b"), (range(5), "breadth_first")):
         bare = plan_by_hand(wide().graph, cuts, schedule, num_micro_batches=4, num_ranks=1)
         count, needed = bare.num_stages, as_needed(judge, bare)
-        plans = [replace(bare, recompute=(True,) * count), *([needed] if needed else [])]
+        plans = [bare.changed(recompute=(True,) * count), *([needed] if needed else [])]
         for word in WORDS:
-            away = replace(bare, offload=(word,) * count)
-            plans += [away, *([replace(away, beside=True)] if cores > 1 else [])]
+            away = bare.changed(offload=(word,) * count)
+            plans += [away, *([away.changed(beside=True)] if cores > 1 else [])]
         found += [judge.candidate(plan) for plan in plans]
     return [each.step_s for each in found if not each.refused]
 
@@ -59,7 +59,7 @@ def test_no_all_or_nothing_plan_is_better_and_the_cap_holds(cores, parts):
         plan = planned(int(part * whole), cores=cores)
         assert plan.predicted.peak_bytes[0] <= part * whole
         assert plan.predicted.step_s <= min(everything(int(part * whole), cores)) * (1 + 1e-9)
-        assert plan.beside <= (cores > 1)
+        assert plan.overlap.beside <= (cores > 1)
         (why,) = (each.why for each in plan.decisions if each.what == "offload")
         assert "a rank in place of" in why
     assert plan.far, "the last one has less room than weights, gradients and state take"
@@ -72,7 +72,7 @@ def test_copies_run_beside_computes_where_a_device_copies_by_itself():
         search(wide().graph, profile, there, micro_batches=4, fixed=Fixed(ranks=1)).plan
         for there in (machine(cap, 1, 0, copies=True), machine(cap, 1, 1))
     ]
-    assert [plan.beside for plan in plans] == [True, False]
+    assert [plan.overlap.beside for plan in plans] == [True, False]
     assert plans[0].predicted.step_s < plans[1].predicted.step_s
 
 
@@ -85,7 +85,7 @@ def test_as_much_is_taken_as_is_needed_and_no_more():
         if word != "none":
             less = tuple("none" if at == stage else each for at, each in enumerate(plan.offload))
             some = any(each != "none" for each in less)
-            near = replace(plan, offload=less if some else (), prefetch=0)
+            near = plan.changed(offload=less if some else (), prefetch=0)
             other = judge.candidate(near, as_said=True)
             assert other.refused or other.step_s > plan.predicted.step_s
 

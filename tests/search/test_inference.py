@@ -129,7 +129,7 @@ def test_simulated_stream_takes_what_the_recursion_says_and_beats_an_even_split(
     assert found.period_s == pytest.approx(by_recursion.period_s)
     assert by_recursion.period_s == pytest.approx(4.0 + 0.01 + 0.05)
     assert found.plan.cuts in ((0, 1), (3, 4))
-    assert found.plan.hosts in (("h1", "h0", "h2"), ("h0", "h2", "h1"))
+    assert found.plan.place.hosts in (("h1", "h0", "h2"), ("h0", "h2", "h1"))
     even = even_stream(graph, rows, cluster, 3)
     assert even.period_s == pytest.approx(2 * 3.0 + 0.01 + 0.05, rel=0.02)
     assert "an even split" in str(found.plan)

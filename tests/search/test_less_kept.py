@@ -1,7 +1,5 @@
 """Stages that keep less for their backward: where memory is short, and never for the worse."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,7 +25,7 @@ def by_whole_stages(pair: tuple[Graph, Profile], cap: int) -> list[float]:
     cuts = balanced_cuts(graph, profile.op_s, RANKS)
     ways = ((a, b) for a in (False, True) for b in (False, True))
     plan = plan_by_hand(graph, cuts, "gpipe", num_micro_batches=COUNT)
-    made = [judge.candidate(replace(plan, recompute=way)) for way in ways]
+    made = [judge.candidate(plan.changed(recompute=way)) for way in ways]
     return [each.step_s for each in made if not each.refused]
 
 

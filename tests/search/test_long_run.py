@@ -1,6 +1,5 @@
 """Seconds that one more step of a plan adds to a long run, by simulation."""
 
-from dataclasses import replace
 from operator import sub
 
 import pytest
@@ -50,14 +49,14 @@ def test_norm_that_clips_is_a_barrier():
     plan = plan_by_hand(GRAPH, [0, 1, 2, 3, 4], "zb_h2", num_micro_batches=12)
     alone_s, steady = both(plan)
     assert steady < alone_s - 0.01  # the first rank begins its next step
-    clipped_s, steady = both(replace(plan, clip=True))
+    clipped_s, steady = both(plan.changed(clip=True))
     assert steady == pytest.approx(clipped_s)
 
 
 def test_norm_that_is_known_after_the_update_is_none():
     plan = plan_by_hand(GRAPH, [0, 1, 2, 3, 4], "zb_h2", num_micro_batches=12)
     _, free = both(plan)
-    assert both(replace(plan, clip=True, post_validation=True))[1] == pytest.approx(free)
+    assert both(plan.changed(clip=True, post_validation=True))[1] == pytest.approx(free)
 
 
 def asked(schedule: str, *, post_validation: bool):
@@ -69,13 +68,13 @@ def asked(schedule: str, *, post_validation: bool):
 
 def test_search_says_what_waiting_for_the_norm_costs():
     plan, (said,) = asked("zb_h2", post_validation=False)
-    assert not plan.post_validation
+    assert not plan.agreement.post_validation
     assert said.value == "no"
     assert said.why.endswith("per step of a long run: --post-validation")
-    free_s, waits_s = (format_seconds(both(replace(plan, clip=clip))[1]) for clip in (False, True))
+    free_s, waits_s = (format_seconds(both(plan.changed(clip=clip))[1]) for clip in (False, True))
     assert f"{free_s} in place of {waits_s}" in said.why
     plan, (said,) = asked("zb_h2", post_validation=True)
-    assert (plan.post_validation, said.value, said.by) == (True, "yes", "user")
+    assert (plan.agreement.post_validation, said.value, said.by) == (True, "yes", "user")
     assert f"{free_s} in place of {waits_s}" in said.why
 
 
@@ -93,7 +92,7 @@ def test_search_ranks_plans_by_a_long_run():
 
     free, clipped = found(clip=False), found(clip=True)
     alone_s, steady = both(free.plan)
-    other_s, other = both(replace(clipped.plan, clip=False))  # the best that drains
+    other_s, other = both(clipped.plan.changed(clip=False))  # the best that drains
     assert steady == free.step_s < other - 0.01
     assert alone_s > other_s + 0.05
 

@@ -53,7 +53,7 @@ def brute(cap: int, bytes_per_s: float) -> float:
         away = {"offload": far} if any(word != "none" for word in far) else {}
         divided = {"shard": parts} if any(word != "replicate" for word in parts) else {}
         try:
-            plan = replace(bare, **away, **divided, prefetch=ahead)
+            plan = bare.changed(**away, **divided, prefetch=ahead)
         except PlanError:  # weights of each replica in far memory, or nothing to fetch
             continue
         made = judge.candidate(plan)
@@ -97,7 +97,7 @@ def test_a_move_changes_what_it_says_and_what_has_to_go_with_it(data) -> None:
         if replicas > 1:
             assert all(made.shard[stage] != "replicate" for stage in made.far)
         assert made.cuts == plan.cuts
-        assert made.clip == plan.clip
+        assert made.agreement.clip == plan.agreement.clip
         plan = made
 
 
@@ -120,5 +120,5 @@ def test_room_is_made_where_a_byte_costs_least() -> None:
     made = climber.lowered(judge.candidate(plan), beside=False)
     assert not made.refused
     ways = itertools.product((False, True), repeat=3)
-    tried = [judge.candidate(replace(plan, recompute=way)) for way in ways]
+    tried = [judge.candidate(plan.changed(recompute=way)) for way in ways]
     assert made.step_s == min(each.step_s for each in tried if not each.refused)

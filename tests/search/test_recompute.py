@@ -71,7 +71,7 @@ def test_as_few_seconds_are_recomputed_as_memory_allows(pair, shape, ranks: int,
         num_micro_batches=2 * ranks,
         num_ranks=ranks,
     )
-    ways = [replace(plan, recompute=row) for row in itertools.product((False, True), repeat=stages)]
+    ways = [plan.changed(recompute=row) for row in itertools.product((False, True), repeat=stages)]
     made = [judge.candidate(way) for way in ways]
     peaks = [max(each.peak_bytes) for each in made]
     cap = int(min(peaks) + part * (peaks[0] - min(peaks)))

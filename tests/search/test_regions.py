@@ -60,7 +60,7 @@ def test_pipeline_over_regions_is_the_best_of_all_cuts_and_orders_of_hosts(case)
     for order in itertools.permutations(host.name for host in cluster.hosts):
         for cuts in itertools.combinations(range(len(graph.cut_points)), 2):
             other = with_cuts(graph, plan, cuts)
-            least = min(least, judge.candidate(replace(other, hosts=order)).step_s)
+            least = min(least, judge.candidate(other.changed(hosts=order)).step_s)
     assert own == pytest.approx(least, rel=1e-9)
 
 
@@ -72,7 +72,7 @@ def test_sums_stay_inside_regions_and_pipelines_cross_once(regions):
     plan = found_by(graph, profile, cluster, 6, ranks=6)
     (told,) = crossing(Judge(graph, profile, cluster), plan)
     assert told in plan.decisions
-    hosts = plan.hosts or tuple("abcdef")
+    hosts = plan.place.hosts or tuple("abcdef")
     region = [regions["abcdef".index(name)] for name in hosts]
     for replica in range(plan.replicas):
         own = [region[rank] for rank in plan.grid.ranks_of(replica)]

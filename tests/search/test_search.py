@@ -233,7 +233,7 @@ def polished(graph: Graph, profile: Profile, cluster: Cluster, start: Candidate)
         cuts = [*best.plan.cuts[:at], best.plan.cuts[at] + by, *best.plan.cuts[at + 1 :]]
         if cuts == sorted(set(cuts)) and cuts[0] >= 0 and cuts[-1] < points:
             names = tuple(graph.cut_points[cut].name for cut in cuts)
-            plan = replace(best.plan, cuts=tuple(cuts), cut_names=names)
+            plan = best.plan.changed(cuts=tuple(cuts), cut_names=names)
             other = evaluate(graph, profile, cluster, plan)[0]
             if other.score("time") < best.score("time"):
                 return polished(graph, profile, cluster, other)
@@ -263,7 +263,7 @@ def test_alike_devices_get_the_best_of_balanced_cuts_polished(pair, ranks: int, 
     best = min(c.score("time") for c in three)
     plan, *_ = search(graph, profile, cluster, micro_batches=count, fixed=WHOLE)
     assert (plan.predicted.step_s, max(plan.predicted.peak_bytes)) == best
-    assert plan.hosts == ()
+    assert plan.place.hosts == ()
 
 
 def test_search_is_deterministic() -> None:
@@ -512,7 +512,7 @@ def test_stages_have_one_copy_if_that_is_wished(fixed: Fixed) -> None:
     }
     assert {shape.replicas for shape in kept} == {fixed.replicas or 1}
     plan = search(SIX, SIX_PROFILE, cluster, micro_batches=4, fixed=fixed).plan
-    assert plan.buffers == fixed.buffers
+    assert plan.terms.buffers == fixed.buffers
     asked = replace(fixed, schedule="chimera")
     with pytest.raises(PlanError, match=r"schedule chimera, (one copy of each|micro-batches in)"):
         search(SIX, SIX_PROFILE, cluster, micro_batches=4, fixed=asked)

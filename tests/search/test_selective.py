@@ -2,7 +2,6 @@
 
 import itertools
 import random
-from dataclasses import replace
 
 import pytest
 
@@ -30,7 +29,7 @@ def test_what_is_divided_is_the_best_of_all_choices(state):
         plan = plan_by_hand(graph, [], "gpipe", num_micro_batches=2, replicas=2)
         units = sharded.in_units(roomy, plan)
         made = [
-            roomy.candidate(replace(units, shard=words, prefetch=ahead))
+            roomy.candidate(units.changed(shard=words, prefetch=ahead))
             for words in itertools.product(("shard", "shard_keep", "replicate"), repeat=3)
             for ahead in (0, 1, 2)
             if set(words) != {"replicate"}

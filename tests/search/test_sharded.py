@@ -53,13 +53,13 @@ def test_a_rank_keeps_no_more_than_it_has_room_for(rooms):
     assert plan.shards
     assert plan.predicted is not None
     assert all(p <= room for p, room in zip(plan.predicted.peak_bytes, rooms, strict=True))
-    assert bool(plan.parts) == (len({*rooms}) > 1)
-    if plan.parts:
+    assert bool(plan.place.parts) == (len({*rooms}) > 1)
+    if plan.place.parts:
         small = rooms.index(min(rooms))
         (why,) = [each.why for each in plan.decisions if each.what == "parts"]
         assert f"in equal parts rank {small} would hold" in why
-        assert plan.parts[small] < plan.parts[1 - small]
-        equal, _ = evaluate(GRAPH, profiles_of(1), cluster, replace(plan, parts=()))
+        assert plan.place.parts[small] < plan.place.parts[1 - small]
+        equal, _ = evaluate(GRAPH, profiles_of(1), cluster, plan.changed(parts=()))
         assert equal.peak_bytes[small] > rooms[small]
 
 
@@ -67,12 +67,12 @@ def test_shares_go_by_speed_and_parts_by_memory():
     """The slow rank, with the larger memory, takes fewer micro-batches and keeps more."""
     rooms = (50_000, 110_000)
     plan = search(GRAPH, profiles_of(2), cluster_of(rooms, 2), micro_batches=6, fixed=FIXED).plan
-    assert (plan.hosts or ("h0", "h1"), plan.shares) in (
+    assert (plan.place.hosts or ("h0", "h1"), plan.place.shares) in (
         (("h0", "h1"), (4, 2)),
         (("h1", "h0"), (2, 4)),
     )
-    fast = plan.hosts.index("h0") if plan.hosts else 0
-    assert plan.parts[fast] < plan.parts[1 - fast]
+    fast = plan.place.hosts.index("h0") if plan.place.hosts else 0
+    assert plan.place.parts[fast] < plan.place.parts[1 - fast]
 
 
 def test_no_part_makes_room_where_there_is_none():
@@ -85,10 +85,10 @@ def test_the_largest_part_is_the_least_that_fits(rooms):
     """Of all parts in tenths that fit, none has a smaller largest one."""
     cluster = cluster_of(rooms)
     plan = search(GRAPH, profiles_of(1), cluster, micro_batches=6, fixed=FIXED).plan
-    own = max(plan.parts) / sum(plan.parts) if plan.parts else 0.5
+    own = max(plan.place.parts) / sum(plan.place.parts) if plan.place.parts else 0.5
     for a, b in itertools.combinations_with_replacement(range(11), 2):
         for parts in ((a, b), (b, a)):
             if a + b == 10 and max(parts) / 10 < own - 0.002:
-                other, _ = evaluate(GRAPH, profiles_of(1), cluster, replace(plan, parts=parts))
+                other, _ = evaluate(GRAPH, profiles_of(1), cluster, plan.changed(parts=parts))
                 fits = zip(other.peak_bytes, rooms, strict=True)
                 assert not all(peak <= room for peak, room in fits)

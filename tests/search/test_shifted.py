@@ -47,7 +47,7 @@ def test_shares_are_the_best_of_all(factors, count):
     total = count * ranks
     every = itertools.product(range(1, total), repeat=ranks)
     ways = [shares for shares in every if sum(shares) == total]
-    made = (replace(plan, shares=s, num_micro_batches=max(s)) for s in ways)
+    made = (plan.changed(shares=s, num_micro_batches=max(s)) for s in ways)
     least = min(judge.candidate(each, as_said=True).step_s for each in made)
     step_s = judge.candidate(plan, as_said=True).step_s if found is None else found.step_s
     assert step_s == pytest.approx(least)
@@ -94,6 +94,6 @@ def test_asynchronous_plans_and_buffers_per_replica_stay():
     plan = plan_by_hand(GRAPH, (1,), "double_buffered", num_micro_batches=4, num_ranks=2)
     assert shifted(judge, plan) is None
     pair = plan_by_hand(GRAPH, (), "one_f_one_b", num_micro_batches=4, replicas=2)
-    assert shifted(judge, replace(pair, buffers="per replica")) is None
+    assert shifted(judge, pair.changed(buffers="per replica")) is None
     assert shifted(judge, pair) is not None
-    assert shifted(judge, replace(pair, num_micro_batches=1)) is None
+    assert shifted(judge, pair.changed(num_micro_batches=1)) is None

@@ -78,7 +78,7 @@ def test_copies_run_beside_computes_where_that_gains_and_there_are_cores(copy_s,
     cluster = replace(cluster, hosts=(replace(cluster.hosts[0], cores=cores),))
     fixed = Fixed(ranks=1, offload="state")
     plan = search(graph, profile, cluster, micro_batches=4, error=ERROR, fixed=fixed).plan
-    assert plan.beside == beside
+    assert plan.overlap.beside == beside
     (said,) = (each for each in plan.decisions if each.what == "copies")
     assert said.value == ("beside computes" if beside else "between computes")
     if cores == 1:

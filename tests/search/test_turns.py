@@ -40,11 +40,11 @@ def test_ranks_of_a_stage_take_as_many_micro_batches_as_they_are_fast():
     plan = search(GRAPH, (fast, slow), mixed(), micro_batches=12, fixed=fixed).plan
     turns = plan.schedule.name.partition("ranks=")[2].rstrip(")")
     assert turns.endswith("-1")
-    hosts = plan.hosts or ("x", "y", "z")
+    hosts = plan.place.hosts or ("x", "y", "z")
     assert "y" in hosts[:2]  # the slow rank is one of two
     first, second = map(int, turns.partition("-")[0].split("+"))
     assert (first > second) == (hosts[1] == "y")
-    as_many = replace(plan, schedule="dapple(ranks=2-1)")
+    as_many = plan.changed(schedule="dapple(ranks=2-1)")
     even, _ = evaluate(GRAPH, (fast, slow), mixed(), as_many)
     assert plan.predicted.step_s < 0.9 * even.step_s
 

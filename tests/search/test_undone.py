@@ -36,11 +36,11 @@ REPLICAS = by_hand([], count=2, replicas=2)
             {
                 "ranks": by_hand([], clip=True),
                 "replicas": by_hand([], count=2, replicas=2, clip=True),
-                "cuts": replace(PIPELINE, cuts=(2,), cut_names=("after layers.2",)),
-                "schedule": replace(PIPELINE, schedule="gpipe"),
-                "recompute": replace(PIPELINE, recompute=(False, False)),
-                "offload": replace(PIPELINE, offload=()),
-                "copies": replace(PIPELINE, beside=True),
+                "cuts": PIPELINE.changed(cuts=(2,), cut_names=("after layers.2",)),
+                "schedule": PIPELINE.changed(schedule="gpipe"),
+                "recompute": PIPELINE.changed(recompute=(False, False)),
+                "offload": PIPELINE.changed(offload=()),
+                "copies": PIPELINE.changed(beside=True),
                 "post-validation": None,  # not with the state in far memory
             },
         ),
@@ -49,8 +49,8 @@ REPLICAS = by_hand([], count=2, replicas=2)
             {
                 "ranks": by_hand([]),
                 "replicas": by_hand([], count=2, replicas=2),
-                "schedule": replace(UNITS, schedule="gpipe / units 2 2"),
-                "recompute": replace(UNITS, recompute=(True,) * 4),
+                "schedule": UNITS.changed(schedule="gpipe / units 2 2"),
+                "recompute": UNITS.changed(recompute=(True,) * 4),
                 "units": by_hand([1]),
             },
         ),
@@ -59,18 +59,18 @@ REPLICAS = by_hand([], count=2, replicas=2)
             {
                 "ranks": by_hand([]),
                 "replicas": by_hand([], count=2, replicas=2),
-                "schedule": replace(RULED, schedule="gpipe / units 1 2"),
-                "recompute": replace(RULED, recompute=(False,) * 3),
-                "recompute layers.[23]": replace(RULED, recompute=(False,) * 3),
+                "schedule": RULED.changed(schedule="gpipe / units 1 2"),
+                "recompute": RULED.changed(recompute=(False,) * 3),
+                "recompute layers.[23]": RULED.changed(recompute=(False,) * 3),
                 "units": None,  # of which one recomputes and the other does not
             },
         ),
         (
-            replace(REPLICAS, shard=("shard",), decisions=(SHARD,)),
+            REPLICAS.changed(shard=("shard",), decisions=(SHARD,)),
             {
                 "ranks": by_hand([]),
                 "replicas": by_hand([3]),
-                "recompute": replace(REPLICAS, shard=("shard",), recompute=(True,)),
+                "recompute": REPLICAS.changed(shard=("shard",), recompute=(True,)),
                 "shard": REPLICAS,
                 "shard layers.0*": None,  # the chain's weights have no modules
             },
@@ -80,7 +80,7 @@ REPLICAS = by_hand([], count=2, replicas=2)
             {
                 "ranks": by_hand([]),
                 "replicas": by_hand([3]),  # 5 and 4 of 9 seconds
-                "recompute": replace(REPLICAS, recompute=(True,)),
+                "recompute": REPLICAS.changed(recompute=(True,)),
             },
         ),
     ],

@@ -50,7 +50,7 @@ def everything(
         for hosts in itertools.permutations(names, ranks):
             for cuts in itertools.combinations(range(len(graph.cut_points)), ranks - 1):
                 plan = plan_by_hand(graph, cuts, schedule, num_micro_batches=count)
-                plan = replace(plan, hosts=hosts, early=4)  # as between hosts
+                plan = plan.changed(hosts=hosts, early=4)  # as between hosts
                 made, _ = evaluate(graph, profiles, cluster, plan)
                 kinds = {kind.name: kind.memory_bytes for kind in cluster.devices}
                 memory = {host.name: kinds[host.device] for host in cluster.hosts}
@@ -94,7 +94,7 @@ def test_device_that_is_twice_as_fast_gets_about_twice_the_layers() -> None:
     fixed = Fixed(schedule="one_f_one_b", ranks=2)
     plan, *_ = search(graph, profiles, unlike(10**9, 10**9), micro_batches=8, fixed=fixed)
     first = plan.cuts[0] + 1
-    order = plan.hosts or ("a", "b")
+    order = plan.place.hosts or ("a", "b")
     shares = {order[0]: first, order[1]: 30 - first}
     assert 1.7 <= shares["b"] / shares["a"] <= 2.3
 
@@ -104,7 +104,7 @@ def test_slow_device_is_left_idle_where_it_does_not_help() -> None:
     profile = profile_of(graph, [1, 1])
     profiles = [times(profile, 100, "a"), times(profile, 1, "b")]
     plan, *_ = search(graph, profiles, unlike(10**9, 10**9), micro_batches=4)
-    assert (plan.hosts, plan.total_ranks) == (("b",), 1)
+    assert (plan.place.hosts, plan.total_ranks) == (("b",), 1)
     by_name = {decision.what: decision for decision in plan.decisions}
     assert by_name["hosts"].value == "b (rank 0 on b), idle a (1 a)"
     assert "on a" in by_name["hosts"].why
@@ -116,7 +116,7 @@ def test_cheap_device_is_taken_where_cost_is_the_objective() -> None:
     profiles = [times(profile, 1, "a"), times(profile, 2, "b")]
     cluster = unlike(10**9, 10**9, usd=(10.0, 1.0))
     plan, *_ = search(graph, profiles, cluster, micro_batches=4, objective="cost")
-    assert plan.hosts == ("b",)
+    assert plan.place.hosts == ("b",)
     assert plan.predicted.usd == pytest.approx(plan.predicted.step_s / 3600)
     by_name = {decision.what: decision for decision in plan.decisions}
     assert " usd, " in by_name["hosts"].why
@@ -130,7 +130,7 @@ def test_each_device_is_held_to_its_own_memory() -> None:
     for small in (170, 270, 370):
         cluster = unlike(small, 10**9)
         plan, *_ = search(graph, profiles, cluster, micro_batches=4, fixed=fixed)
-        order = plan.hosts or ("a", "b")
+        order = plan.place.hosts or ("a", "b")
         assert plan.predicted.peak_bytes[order.index("a")] <= small
     with pytest.raises(PlanError, match=r"rank \d would hold"):
         search(graph, profiles, unlike(90, 90), micro_batches=4, fixed=fixed)
@@ -140,7 +140,7 @@ def test_rank_is_held_to_the_memory_of_the_host_that_the_plan_puts_it_on() -> No
     graph = chain([50, 50], [1, 1])
     judge = Judge(graph, profile_of(graph, [1, 1]), unlike(10, 10**9))
     plan = plan_by_hand(graph, (0,), "gpipe", num_micro_batches=2)
-    refused = [judge.candidate(replace(plan, hosts=hosts)).refused for hosts in ((), ("b", "a"))]
+    refused = [judge.candidate(plan.changed(hosts=hosts)).refused for hosts in ((), ("b", "a"))]
     assert [why[:6] for why in refused] == ["rank 0", "rank 1"]
 
 
@@ -151,7 +151,7 @@ def test_plan_that_does_not_fit_anywhere_near_is_moved_until_it_does() -> None:
     fixed = Fixed(schedule="one_f_one_b", ranks=3, recompute=False)
     cluster = unlike(900, 10**9, 10**9)
     plan, *_ = search(graph, profiles, cluster, micro_batches=4, fixed=fixed)
-    order = plan.hosts or ("a", "b", "c")
+    order = plan.place.hosts or ("a", "b", "c")
     assert plan.predicted.peak_bytes[order.index("a")] <= 900
 
 
@@ -167,7 +167,7 @@ def test_alike_devices_of_two_names_get_the_plan_of_one_kind() -> None:
     fixed = Fixed(schedule="one_f_one_b", ranks=2)
     alike, *_ = search(graph, profile, one, micro_batches=4, fixed=fixed)
     other, *_ = search(graph, profile, two, micro_batches=4, fixed=fixed)
-    assert (other.cuts, other.hosts, other.predicted) == (alike.cuts, (), alike.predicted)
+    assert (other.cuts, other.place.hosts, other.predicted) == (alike.cuts, (), alike.predicted)
 
 
 def test_slow_link_is_crossed_once_and_where_few_bytes_cross() -> None:
@@ -178,7 +178,7 @@ def test_slow_link_is_crossed_once_and_where_few_bytes_cross() -> None:
     cluster = Cluster(kinds, hosts, NEAR, Link(0.0, 1e6), Link(0.2, 5.0))
     fixed = Fixed(schedule="one_f_one_b", ranks=4, replicas=1)
     plan, *_ = search(graph, profile, cluster, micro_batches=8, fixed=fixed)
-    assert plan.hosts in (("h0", "h2", "h1", "h3"), ("h1", "h3", "h0", "h2"))
+    assert plan.place.hosts in (("h0", "h2", "h1", "h3"), ("h1", "h3", "h0", "h2"))
 
 
 def test_seconds_rest_on_what_the_decision_says() -> None:
@@ -205,12 +205,12 @@ def test_program_of_a_plan_is_simulated_on_the_hosts_that_the_plan_names() -> No
     cluster = unlike(10**9, 10**9)
     plan = plan_by_hand(graph, (0,), "gpipe", num_micro_batches=4)
     for hosts in ((), ("a", "b"), ("b", "a"), ("b",)):
-        there = replace(plan, hosts=hosts)
+        there = plan.changed(hosts=hosts)
         made, _ = evaluate(graph, profiles, cluster, there)
         again = simulate(lower(there, graph), profiles, cluster)
         assert step_s(again) == made.step_s
     with pytest.raises(ClusterError, match='"z"'):
-        evaluate(graph, profiles, cluster, replace(plan, hosts=("z",)))
+        evaluate(graph, profiles, cluster, plan.changed(hosts=("z",)))
     with pytest.raises(ProfileError, match="2 profiles, but no cluster"):
         simulate(lower(plan, graph), profiles)
 
@@ -248,7 +248,9 @@ def test_replicas_share_a_step_as_the_best_of_all_shares(slower, count: int) -> 
     fixed = Fixed(replicas=replicas, ranks=replicas)
     plan, *_ = search(graph, profiles, cluster, micro_batches=count, fixed=fixed)
     shares = [s for s in itertools.product(range(1, count), repeat=replicas) if sum(s) == count]
-    ways = [replace(plan, shares=s, num_micro_batches=max(s), hosts=plan.hosts) for s in shares]
+    ways = [
+        plan.changed(shares=s, num_micro_batches=max(s), hosts=plan.place.hosts) for s in shares
+    ]
     found = {way.grid.shares: evaluate(graph, profiles, cluster, way)[0].step_s for way in ways}
     assert plan.step_micro_batches == count
     assert found[plan.grid.shares] == pytest.approx(min(found.values()))
@@ -285,7 +287,7 @@ def test_any_links_are_planned_for(pair, cluster: Cluster, count: int) -> None:
     for schedule, ranks in itertools.product(("one_f_one_b", "gpipe"), (1, 2, 3)):
         cuts = balanced_cuts(graph, profile.op_s, ranks)
         naive = plan_by_hand(graph, cuts, schedule, num_micro_batches=count)
-        made, _ = evaluate(graph, profile, cluster, replace(naive, early=4 if ranks > 1 else 0))
+        made, _ = evaluate(graph, profile, cluster, naive.changed(early=4 if ranks > 1 else 0))
         assert ours <= made.step_s * (1 + 1e-9)
     rows = (everything(graph, [profile], cluster, count, s) for s in ("one_f_one_b", "gpipe"))
     assert ours <= 1.1 * min(itertools.chain.from_iterable(rows))
@@ -305,9 +307,9 @@ def test_hosts_are_put_where_slow_links_are_crossed_once() -> None:
     plan, found, *_ = search(
         graph, profile_of(graph, [1] * 6), cluster, micro_batches=4, fixed=fixed
     )
-    crossed = sum(int(a) % 2 != int(b) % 2 for a, b in itertools.pairwise(plan.hosts))
+    crossed = sum(int(a) % 2 != int(b) % 2 for a, b in itertools.pairwise(plan.place.hosts))
     assert crossed == 1
-    listed = min(c.step_s for c in found if not c.plan.hosts)
+    listed = min(c.step_s for c in found if not c.plan.place.hosts)
     assert plan.predicted.step_s < 0.6 * listed
     asked = plan.schedule.seconds
     slow = asked.there_s.index(max(asked.there_s))

@@ -53,20 +53,20 @@ def test_most_bits_are_kept_that_leave_the_step_within_the_error(bytes_per_s, fe
     found = found_on(bytes_per_s, fewest).plan
     judge = Judge(graph, profile, cluster_of(bytes_per_s))
     allowed = [[bits for bits in (*BITS, 32) if bits >= least] for least in fewest]
-    tried = {w: judge.candidate(replace(found, wire=w)) for w in itertools.product(*allowed)}
-    assert found.wire in tried
+    tried = {w: judge.candidate(found.changed(wire=w)) for w in itertools.product(*allowed)}
+    assert found.terms.wire in tried
     limit = 1.05 * min(tried[w].step_s for w in (fewest, (32, 32)))
     close = [w for w, each in tried.items() if each.step_s <= limit]
-    assert sum(found.wire) == max(map(sum, close))
-    assert found.predicted.step_s == tried[found.wire].step_s <= limit
+    assert sum(found.terms.wire) == max(map(sum, close))
+    assert found.predicted.step_s == tried[found.terms.wire].step_s <= limit
     assert reason(found)
 
 
 def test_messages_stay_as_they_are_where_the_job_does_not_allow_it_or_links_are_fast():
-    assert found_on(1e5, (32, 32)).plan.wire == (32, 32)
+    assert found_on(1e5, (32, 32)).plan.terms.wire == (32, 32)
     assert reason(found_on(1e5, (32, 32)).plan) == ""
     fast = found_on(1e10, (4, 4)).plan
-    assert fast.wire == (32, 32)
+    assert fast.terms.wire == (32, 32)
     assert "as the job allows, would take" in reason(fast)
 
 
@@ -77,9 +77,9 @@ def test_slow_link_is_used_because_messages_are_packed():
     packed = search(graph, profile, cluster, **sizes, fixed=Fixed(replicas=1, wire=(4, 4))).plan
     exact = search(graph, profile, cluster, **sizes, fixed=Fixed(replicas=1)).plan
     assert packed.predicted.step_s < exact.predicted.step_s
-    assert packed.wire != (32, 32)
+    assert packed.terms.wire != (32, 32)
     assert "0.071 of the greatest" in reason(packed)
-    assert not alone.rounds
+    assert not alone.terms.rounds
     candidate, _ = evaluate(graph, profile, cluster, packed)
     assert candidate.step_s == packed.predicted.step_s
 

@@ -58,7 +58,7 @@ def test_a_run_without_copies_has_seconds_too_but_no_copies_to_find_again():
     assert found.limit == 2
     assert list(copies_again(run)) == []
     loop = plan_by_hand(GRAPH, (0,), "gpipe", num_micro_batches=4, num_ranks=2)
-    away = replace(loop, offload=("both", "activations"), beside=True)
+    away = loop.changed(offload=("both", "activations"), beside=True)
     rests = measured(run._replace(plan=away))
     assert rests.seconds == found.seconds
     with pytest.raises(PlanError, match="2 stages on 2 ranks, by pipedream"):

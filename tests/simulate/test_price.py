@@ -139,7 +139,7 @@ def test_numbers_of_the_state_stay_while_the_rest_of_it_is_away() -> None:
     plan = plan_of()
     stages, program = (
         stages_of(plan, GRAPH),
-        lower_plan(replace(plan, offload=("state",) * 2), GRAPH),
+        lower_plan(plan.changed(offload=("state",) * 2), GRAPH),
     )
     plain, more = (
         memory_on([held_of(GRAPH, stages, one, copies=True)], program, [0] * 2)
@@ -212,7 +212,7 @@ def test_on_several_hosts_a_message_is_held_from_its_posted_receive_on() -> None
     hosts = Host("a", "cpu", 1), Host("b", "cpu", 1)
     apart = Cluster(Cluster.here(1).devices, hosts, between=Link(1e-3, 25e6))
     assert (early_on(Cluster.here(2), 2), early_on(apart, 1), early_on(apart, 2)) == (0, 0, 4)
-    plan = replace(plan_of("gpipe"), early=early_on(apart, 2))
+    plan = plan_of("gpipe").changed(early=early_on(apart, 2))
     held, posted = [held_of(GRAPH, stages_of(plan, GRAPH), PROFILE)], lower_plan(plan, GRAPH)
     memory = memory_on(held, posted, (0, 0), posted=True)
     assert [str(one) for one in posted.code[1][:3]] == ["F0.0<r0e0s0", "F0.1<r0e0s1", "F1.0"]

@@ -162,7 +162,7 @@ def test_balanced_stages_take_equally_long(seed: int):
 
 
 def test_gathers_of_shards_are_among_the_collectives_that_links_make_faster():
-    program = lower_plan(replace(plan_of(replicas=2), shard=("shard", "shard")), GRAPH)
+    program = lower_plan(plan_of(replicas=2).changed(shard=("shard", "shard")), GRAPH)
     joins, works = (int(of[program.code.op].sum()) for of in (JOINS, WORKS))
     recorded = Recorded(np.ones(works), np.ones(joins), None, np.zeros(program.num_ranks))
     found = scaled(program, recorded, Change(links=2.0)).sum_s
@@ -310,7 +310,7 @@ def test_recorded_seconds_leave_messages_to_a_cluster():
 @given(seeds)
 def test_another_schedule_of_units_has_the_same_units(seed: int):
     truth = plain(seed)
-    run = run_of(replace(plan_of(), schedule="one_f_one_b / units 1 1"), truth, None)
-    expected = replace(plan_of(), schedule="gpipe / units 1 1")
+    run = run_of(plan_of().changed(schedule="one_f_one_b / units 1 1"), truth, None)
+    expected = plan_of().changed(schedule="gpipe / units 1 1")
     assert changed(run, Change(schedule="gpipe")) == expected
     assert "gpipe / units 1 1" in dict(usual_changes(run))

@@ -73,10 +73,10 @@ def kept(case: Planned, folder: Path, steps: int = 4, share: Callable[[], bool] 
     task = Task(
         case.captured,
         stages_of(plan, graph),
-        merged(case.job, plan.joined, case.captured.batch.division),
+        merged(case.job, plan.terms.joined, case.captured.batch.division),
         repeated(lower_plan(plan, graph), range(steps)),
         checkpoints=folder / "checkpoints",
-        joined=plan.joined,
+        joined=plan.terms.joined,
         audits=Audits(folder / HIDDEN, share),
     )
     run_threads(partial(work, task), plan.total_ranks, lambda step: None, groups=task.groups)
@@ -88,7 +88,7 @@ def windows_kept(case: Planned, folder: Path, steps: int = 10) -> None:
     task = Task(
         case.captured,
         stages_of(plan, graph),
-        merged(case.job, plan.joined),
+        merged(case.job, plan.terms.joined),
         windows_of(graph, plan, range(steps), [100]),
         checkpoints=folder / "checkpoints",
         audits=Audits(folder / HIDDEN, lambda: True),
@@ -118,7 +118,7 @@ def audited_by(case: Case, folder: Path) -> list[Audit]:
 def test_kept_steps_equal_the_plain_ones(name, schedule, stages, options, tmp_path):
     shard = options.pop("shard", False)
     plan = plan_of(captured(name, EXACT).graph, schedule, stages, 4, **options)
-    plan = replace(plan, shard=("shard",)) if shard else plan
+    plan = plan.changed(shard=("shard",)) if shard else plan
     case = planned(name, plan, **({"clip_norm": 0.01} if options.get("clip") else {}))
     kept(case, tmp_path)
     rows = audited_by(case_of(case, (0,)), tmp_path)
@@ -132,7 +132,7 @@ def test_kept_steps_equal_the_plain_ones(name, schedule, stages, options, tmp_pa
 def test_step_whose_micro_batches_are_divided_equals_the_plain_one(tmp_path):
     job = job_of("dropout", EXACT, "adamw", micro_batches=1)
     _, made = joined_step(job, captured("dropout", EXACT), Fraction(1, 3), (), SILENT)
-    plan = replace(plan_of(made.graph, "one_f_one_b", 1, 1, replicas=3), joined=Fraction(1, 3))
+    plan = plan_of(made.graph, "one_f_one_b", 1, 1, replicas=3).changed(joined=Fraction(1, 3))
     case = Planned(job, made, plan)
     kept(case, tmp_path)
     rows = audited_by(case_of(case, (0,)), tmp_path)
@@ -273,7 +273,7 @@ def test_what_differs_is_named_and_stays(change, named, tmp_path, monkeypatch):
         half_update(monkeypatch)
     plan = plan_of(captured("dropout", EXACT).graph, "one_f_one_b", 2, 2, replicas=2)
     options = {"clip_norm": 1.0} if "clip_norm" in change else {}
-    plan = replace(plan, clip=True) if options else plan
+    plan = plan.changed(clip=True) if options else plan
     case = planned("dropout", plan, **options)
     kept(case, tmp_path)
     wrong = replace(case, job=replace(case.job, **change))

@@ -41,7 +41,7 @@ def decided(monkeypatch, num_steps: int, *, ratio: float = 0.5, took: float = 0.
     """Return the choice and its reason, of ops that take `ratio`, in a run that takes `took`."""
 
     def known(job, made, plan, profiles):
-        assert plan.compiled
+        assert plan.terms.compiled
         stages = stages_of(plan, made.graph).stages
         rows = (FusedCost(s.segment(k).digest, ratio, 1) for s in stages for k in "FB")
         return (replace(profiles[0], fused=tuple(rows)),)
@@ -52,17 +52,17 @@ def decided(monkeypatch, num_steps: int, *, ratio: float = 0.5, took: float = 0.
         (PROFILE,),
         THERE,
         num_steps,
-        lambda tried, count: [took if tried.plan.compiled else 1.0] * (count - 1),
+        lambda tried, count: [took if tried.plan.terms.compiled else 1.0] * (count - 1),
     )
     (decision,) = (each for each in found.plan.decisions if each.what == "compiled")
-    assert found.plan.compiled == (decision.value == "yes")
+    assert found.plan.terms.compiled == (decision.value == "yes")
     assert found.plan.predicted is not None
     return found.plan, decision, profiles[0]
 
 
 def test_a_long_run_is_compiled_and_says_what_it_gained_beside_what_was_predicted(monkeypatch):
     plan, decision, profile = decided(monkeypatch, 10_000)
-    assert plan.compiled
+    assert plan.terms.compiled
     assert plan.predicted.step_s == pytest.approx(0.5 * choice().plan.predicted.step_s, rel=0.02)
     assert "500 ms measured, not compiled 1.00 s measured" in decision.why
     assert "predicted in place of" in decision.why
@@ -80,7 +80,7 @@ def test_a_long_run_is_compiled_and_says_what_it_gained_beside_what_was_predicte
 )
 def test_what_does_not_pay_is_not_compiled(monkeypatch, num_steps, options, says):
     plan, decision, _ = decided(monkeypatch, num_steps, **options)
-    assert not plan.compiled
+    assert not plan.terms.compiled
     assert decision.by == "search"
     assert says in decision.why
     assert plan.predicted == choice().plan.predicted
@@ -102,7 +102,7 @@ def test_schedule_built_for_seconds_is_built_again_for_those_of_compiled_stages(
         return (replace(profiles[0], fused=tuple(rows)),)
 
     monkeypatch.setattr(compiling, "known", known)
-    run = lambda tried, count: [0.5 if tried.plan.compiled else 1.0] * (count - 1)  # noqa: E731
+    run = lambda tried, count: [0.5 if tried.plan.terms.compiled else 1.0] * (count - 1)  # noqa: E731
     before, call_s = plan.schedule.seconds, profile.call_s
     found, _ = compiled(start, (profile,), there, 10_000, run)
     again = found.plan.schedule.seconds
@@ -117,16 +117,20 @@ def test_without_a_compiler_a_plan_is_run_op_by_op_and_says_so(monkeypatch):
     monkeypatch.setattr(fuse, "no_compiler", lambda: "no C++ compiler")
     monkeypatch.setattr(compiling, "no_compiler", fuse.no_compiler)
     plan, decision, _ = decided(monkeypatch, 10_000)
-    assert (decision.by, decision.why, plan.compiled) == ("only choice", "no C++ compiler", False)
-    asked = fuse.usable(replace(choice().plan, compiled=True))
-    assert not asked.compiled
+    assert (decision.by, decision.why, plan.terms.compiled) == (
+        "only choice",
+        "no C++ compiler",
+        False,
+    )
+    asked = fuse.usable(choice().plan.changed(compiled=True))
+    assert not asked.terms.compiled
     assert asked.decisions[-1].why == "no C++ compiler"
 
 
 def test_what_is_measured_of_a_compiled_plan_is_kept(monkeypatch, tmp_path, compiler):  # noqa: F811
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(fused, "_BUDGET_S", 0.0)
-    plan, job = replace(choice().plan, compiled=True), job_of("tied", FLOAT, micro_batches=1)
+    plan, job = choice().plan.changed(compiled=True), job_of("tied", FLOAT, micro_batches=1)
     (profile,) = fuse.known(job, MADE, plan, (PROFILE,))
     (stage,) = stages_of(plan, MADE.graph).stages
     assert [r.segment for r in profile.fused] == [stage.forward.digest, stage.backward.digest]
@@ -149,7 +153,7 @@ def test_what_is_measured_of_a_compiled_plan_is_kept(monkeypatch, tmp_path, comp
 def test_ranks_of_a_compiled_plan_run_what_was_compiled(compiler: StandIn) -> None:  # noqa: F811
     exact = torch.float64
     graph = captured("dropout", exact).graph
-    plan = replace(plan_of(graph, "zb_h1", 2, 2), compiled=True)
+    plan = plan_of(graph, "zb_h1", 2, 2).changed(compiled=True)
     job = job_of("dropout", exact, "adamw")
     proof = prove(Planned(job, captured("dropout", exact), plan))
     assert proof.problem == ""
@@ -170,14 +174,14 @@ def test_a_plan_whose_compiled_ops_are_wrong_is_trained_op_by_op(
     plan = plan_by_hand(ps.trace(job), [], "gpipe", num_micro_batches=count, clip=True)
     compiler.error = 1e-3
     monkeypatch.setattr(Terminal, "say", lambda self, words: said.append(words))
-    found = ps.train(job, num_steps=1, plan=replace(plan, compiled=True), out=out)
+    found = ps.train(job, num_steps=1, plan=plan.changed(compiled=True), out=out)
     assert compiler.modules
     assert "training by the same plan, its ops not compiled" in said
     assert said[-1].startswith("equal to the plain loop")
-    assert not found.plan.compiled
+    assert not found.plan.terms.compiled
     assert ps.Plan.load(out / "plan.json") == found.plan
 
 
 def test_a_wire_that_rounds_and_ops_that_round_otherwise_are_refused() -> None:
     with pytest.raises(PlanError, match="round in the last bit"):
-        replace(choice().plan, compiled=True, wire=(8, 8))
+        choice().plan.changed(compiled=True, wire=(8, 8))

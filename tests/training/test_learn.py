@@ -85,7 +85,7 @@ def test_sampled_steps_teach_what_each_segment_takes(schedule, changes, tmp_path
     What B repeats of F takes three times, too; compiled, what compiled ops take.
     """
     made, job = captured("gpt", torch.float32), job_of("gpt", torch.float32)
-    plan = replace(plan_of(made.graph, schedule, 2, 3), **changes)
+    plan = plan_of(made.graph, schedule, 2, 3).changed(**changes)
     cluster = Cluster((BOARD,), (Host("here", "board", 2),), inside=Link(1e-5, 1e9))
     profile = replace(measure(made, job), kind="board", call_s=0.0, accumulate_s_per_byte=0.0)
     rows = (s.segment("F") for s in stages_of(plan, made.graph).stages)
@@ -98,7 +98,7 @@ def test_sampled_steps_teach_what_each_segment_takes(schedule, changes, tmp_path
         update_s_per_byte=4 * profile.update_s_per_byte,
     )
     stages = stages_of(plan, made.graph)
-    ways = Ways(compiled=plan.compiled)
+    ways = Ways(compiled=plan.terms.compiled)
     kinds = ["F", "B", "U"] if schedule == "one_f_one_b" else ["F", "I", "W", "U"]
 
     def seconds_of(known):

@@ -136,7 +136,7 @@ def test_buffers_that_copies_carry_are_proved(schedule, stages, options):
     proof = prove(case_of("batch_norm", plan), (0, 5))
     assert proof.problem == ""
     assert [d.value < 1e-12 for d in proof.differences if d.what == "buffers"] == [True]
-    own = replace(plan, buffers="per replica")
+    own = plan.changed(buffers="per replica")
     open_choice = prove(case_of("batch_norm", own, buffers="per replica"), (0, 5))
     assert "buffers" not in {d.what for d in open_choice.differences}
     assert any(text.startswith("buffers: each replica") for text in open_choice.left_out)
@@ -271,7 +271,7 @@ def test_joined_micro_batches_are_those_of_the_plain_loop(schedule):
 
     job = job_of("gpt", EXACT, micro_batches=4)
     made = capture(merged(job, 2))
-    plan = replace(plan_of(made.graph, schedule, 2, 2), joined=2)
+    plan = plan_of(made.graph, schedule, 2, 2).changed(joined=2)
     proof = prove(Planned(job, made, plan))
     assert proof.problem == ""
     assert proof.differences[0].what == "data"
@@ -420,7 +420,7 @@ def test_weights_of_16_bits_are_proved(total, joined, replicas, head):
     captured = capture(merged(job, joined))
     graph = captured.graph
     plan = plan_of(graph, "one_f_one_b", 1, total // joined // replicas, replicas=replicas)
-    assert prove(Planned(job, captured, replace(plan, joined=joined)), (0, 2)).problem == ""
+    assert prove(Planned(job, captured, plan.changed(joined=joined)), (0, 2)).problem == ""
 
 
 def test_a_step_of_16_bits_that_is_another_one_is_named():

@@ -159,8 +159,8 @@ def test_links_that_move_change_how_many_messages_there_are_and_not_the_batch(
     assert (a, b, times > 1) == ("node0", "node1", is_slower)
     assert made.after_s < 0.9 * made.before_s
     plan = Plan.load(folder / "plan.json")
-    assert plan.joined * plan.step_micro_batches == MICRO_BATCHES
-    assert (plan.joined > 1) is is_slower
+    assert plan.terms.joined * plan.step_micro_batches == MICRO_BATCHES
+    assert (plan.terms.joined > 1) is is_slower
     words = f"messages from node0 to node1 {times:.3g} times what they took"
     assert words in made.why
     assert words in next(d.why for d in plan.decisions if d.what == "replanned")

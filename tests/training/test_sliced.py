@@ -62,7 +62,7 @@ def test_a_model_with_one_tensor_larger_than_the_memory_is_planned_and_trains_wi
     cap = ONE - 2**14
     choice = found_in(cap).choice
     plan = choice.plan
-    assert {name for name, _ in plan.split} == {"0.weight", "3.weight"}
+    assert {name for name, _ in plan.terms.split} == {"0.weight", "3.weight"}
     (told,) = [each for each in plan.decisions if each.what == "split"]
     assert (told.by, told.value.count("256 KiB")) == ("search", 2)
     assert told.why.startswith("whole, no plan is possible: rank 0 would hold")
@@ -77,7 +77,7 @@ def test_a_model_with_one_tensor_larger_than_the_memory_is_planned_and_trains_wi
 
 
 def test_nothing_is_split_where_there_is_memory_or_an_optimizer_that_looks_across():
-    assert not found_in(64 * ONE).choice.plan.split
+    assert not found_in(64 * ONE).choice.plan.terms.split
     job = job_of(torch.optim.Adafactor)
     with pytest.raises(PlanError, match="no plan is possible"):
         best(job, Fixed(ranks=1), capture(job), machines(ONE - 2**14))

@@ -92,7 +92,8 @@ def test_finalists_are_the_best_and_the_plain_ones_and_run():
     choices = finalists(found, Fixed(), there)
     assert choices[0] == found.choice
     sizes = {
-        (c.plan.num_stages, c.plan.replicas, c.plan.total_ranks, c.plan.joined) for c in choices
+        (c.plan.num_stages, c.plan.replicas, c.plan.total_ranks, c.plan.terms.joined)
+        for c in choices
     }
     assert len(sizes) >= len(choices) - 1  # one may have another schedule only
     sizes = {size[:3] for size in sizes}
@@ -127,8 +128,8 @@ def test_finalists_are_of_other_numbers_of_stages_their_units_not_counted(monkey
 def test_what_is_open_besides_stages_is_tried_too_where_it_is_near(monkeypatch):
     """Micro-batches joined otherwise, and another schedule, the best of each; nobody asked."""
     own, other = choice_of(0.30, 2), choice_of(0.31, 2)
-    greedy = replace(own.plan, schedule="zb_h1")
-    rows = [(own.plan, 0.30), (replace(own.plan, schedule="zb_h2"), 0.40), (greedy, 0.32)]
+    greedy = own.plan.changed(schedule="zb_h1")
+    rows = [(own.plan, 0.30), (own.plan.changed(schedule="zb_h2"), 0.40), (greedy, 0.32)]
     candidates = [Candidate(plan, seconds, (1,), 0.0) for plan, seconds in rows]
     joined = [(0.36, 4), (0.31, 2), (0.33, 8)]
     options = [
@@ -136,7 +137,7 @@ def test_what_is_open_besides_stages_is_tried_too_where_it_is_near(monkeypatch):
             way=SimpleNamespace(joined=count),
             found=SimpleNamespace(candidates=[]),
             best=SimpleNamespace(step_s=seconds),
-            choice=other._replace(plan=replace(other.plan, joined=count)),
+            choice=other._replace(plan=other.plan.changed(joined=count)),
         )
         for seconds, count in joined
     ]
@@ -155,7 +156,7 @@ def test_what_is_open_besides_stages_is_tried_too_where_it_is_near(monkeypatch):
     monkeypatch.setattr(trial, "best_like", note)
     wish = Fixed(stages=2, rules=("kept",))
     choices = finalists(SimpleNamespace(choice=own, options=options), wish, Machines())
-    assert [(c.plan.joined, name_of(c.plan.schedule)) for c in choices] == [
+    assert [(c.plan.terms.joined, name_of(c.plan.schedule)) for c in choices] == [
         (1, "gpipe"), (2, "gpipe"), (1, "zb_h1"),
     ]  # fmt: skip
     assert choices[2].plan.decisions[0].by == "search"

@@ -39,7 +39,7 @@ def test_plan_that_differs_is_made_again_without_joining(searched, tmp_path):
     session = SimpleNamespace(basis=basis, there=there, folder=tmp_path, listener=SILENT)
     joined = next(o.choice for o in found.options if o.way.joined > 1)
     choice = unjoined_choice(session, joined, Examined(), "the gradient of x differs")
-    assert choice.plan.joined == 1
+    assert choice.plan.terms.joined == 1
     assert choice.plan.total_ranks == joined.plan.total_ranks
     assert "the gradient of x differs" in str(choice.plan.decisions)
     assert (tmp_path / "plan.json").exists()
@@ -62,7 +62,7 @@ def joined_in(searched):
 def test_a_given_plan_that_differs_gives_way_to_one_of_its_counts(searched, tmp_path):
     session, joined = asked(searched, tmp_path), joined_in(searched)
     plan = unjoined_choice(session, joined, Examined(), "a gradient differs").plan
-    assert plan.joined == 1
+    assert plan.terms.joined == 1
     for counts in ("total_ranks", "replicas", "num_stages", "job_micro_batches"):
         assert getattr(plan, counts) == getattr(joined.plan, counts)
     assert session.basis is None  # it is not made again
@@ -76,7 +76,7 @@ def test_a_plan_that_is_required_is_tried_unjoined_before_the_run_is_refused(
     tried, begun = [], []
 
     def prove(choice, *_):
-        tried.append(choice.plan.joined)
+        tried.append(choice.plan.terms.joined)
         return Checked("it differs", "a gradient") if differs[choice is apart] else Checked("equal")
 
     monkeypatch.setattr("penstock.training.session.unjoined_choice", lambda *_: apart)
@@ -93,7 +93,7 @@ def test_a_plan_that_is_required_is_tried_unjoined_before_the_run_is_refused(
     else:
         Session._lead_plan(session, joined.captured, 0, None, Examined())
         assert begun == [apart]
-    assert tried == [joined.plan.joined, 1]
+    assert tried == [joined.plan.terms.joined, 1]
 
 
 def test_a_difference_is_an_error_at_once_only_where_nothing_is_joined(searched, monkeypatch):
@@ -129,7 +129,7 @@ def test_all_ranks_of_torchrun_go_on_by_the_plan_that_joins_none(
         sessions.append(one)
 
     def prove(start, choice, *_):
-        differs = choice.plan.joined != 1 or not is_right
+        differs = choice.plan.terms.joined != 1 or not is_right
         return Checked("it differs", "a gradient") if differs else Checked("equal")
 
     monkeypatch.setattr(torchrun, "_led", lambda *_: joined)
@@ -151,7 +151,7 @@ def test_all_ranks_of_torchrun_go_on_by_the_plan_that_joins_none(
     for thread in threads:
         thread.join(60)
     if is_right:
-        assert [plan.joined for plan in found] == [1, 1]
+        assert [plan.terms.joined for plan in found] == [1, 1]
         assert found[0].schedule == found[1].schedule
     else:
         assert all("it differs" in str(problem) for problem in found)

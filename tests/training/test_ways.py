@@ -111,7 +111,7 @@ def test_plan_of_parts_makes_the_step_of_the_whole(schedule, stages, parts, repl
     plan = plan_by_hand(
         made.graph, [*range(stages - 1)], schedule, num_micro_batches=count, replicas=replicas
     )
-    plan = replace(plan, joined=Fraction(1, parts), clip=True)
+    plan = plan.changed(joined=Fraction(1, parts), clip=True)
     proof = prove(Planned(job, made, plan), (0, 5))
     assert proof.problem == ""
     assert {d.what for d in proof.differences} >= {"data", "loss", "gradients", "update"}
@@ -132,13 +132,13 @@ def test_part_with_other_seeds_than_its_micro_batch_is_noticed(monkeypatch):
     _, made = divided(job, 2)
     plan = plan_by_hand(made.graph, [], "gpipe", num_micro_batches=4)
     monkeypatch.setattr(rank, "number_of", lambda job, index: index)
-    assert "gradient" in prove(Planned(job, made, replace(plan, joined=HALF)), (0,)).problem
+    assert "gradient" in prove(Planned(job, made, plan.changed(joined=HALF)), (0,)).problem
 
 
 def test_replicas_share_the_one_micro_batch_of_a_loop_over_a_loader():
     job = job_of()
     found = best(job, Fixed(ranks=2, replicas=2), capture(job), machines(2))
-    assert found.choice.plan.joined < 1
+    assert found.choice.plan.terms.joined < 1
     assert found.choice.plan.job_micro_batches == 1
     assert found.choice.job.data(0).__next__()[0].shape[0] < 8
     why = next(d for d in found.choice.plan.decisions if d.what == "micro-batches")
@@ -148,7 +148,7 @@ def test_replicas_share_the_one_micro_batch_of_a_loop_over_a_loader():
 def test_reason_says_what_keeps_a_micro_batch_whole():
     job = job_of(nn.BatchNorm1d)
     found = best(job, Fixed(ranks=2), capture(job), machines(2))
-    assert found.choice.plan.joined == 1
+    assert found.choice.plan.terms.joined == 1
     why = next(d for d in found.choice.plan.decisions if d.what == "micro-batches")
     assert "native_batch_norm" in why.why
 
@@ -170,7 +170,7 @@ def test_micro_batch_that_does_not_fit_is_divided_on_one_rank(monkeypatch):
     assert parts < whole
     fixed = Fixed(ranks=1, recompute=False)
     found = best(job, fixed, capture(job), machines(1, (whole + parts) // 2))
-    assert found.choice.plan.joined < 1
+    assert found.choice.plan.terms.joined < 1
     with pytest.raises(MemoryShortError):
         best(job, fixed, capture(job), machines(1, parts // 4))
 

@@ -1,7 +1,6 @@
 """penstock check: some planned steps against the plain loop: data, gradients, updates, buffers."""
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -176,7 +175,7 @@ def by_hand(graph: Graph, job: Job, wanted: _Cuts) -> Plan:
         post_validation=wanted.post_validation,
         shard=("shard",) * stages if divides else (),
     )
-    return replace(plan, buffers=job.buffers, wire=job.fewest_bits, sums=job.sums)
+    return plan.changed(buffers=job.buffers, wire=job.fewest_bits, sums=job.sums)
 
 
 def _untraced(stages: int, cuts: _Cuts, problem: GraphError) -> dict[str, Json]:

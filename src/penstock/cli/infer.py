@@ -117,7 +117,6 @@ def _run(
     asked: _InferenceCase, found: Streamed, batches: int, out: Path | None, *, rehearse: bool
 ) -> "tuple[Inferred, float, bool]":
     """Run the stream; return what it gave, how far from the plain model, whether to the bit."""
-    from dataclasses import replace
 
     from penstock.plan.lower import lower_plan, stages_of
     from penstock.profile.kinds import places_of
@@ -125,8 +124,8 @@ def _run(
     from penstock.runtime.launch import local_launcher
 
     size = max(k for k in range(1, _WINDOW + 1) if batches % k == 0)
-    graph, plan = asked.captured.graph, replace(found.plan, num_micro_batches=size)
-    places = places_of(asked.profiles, placed(asked.cluster, plan.hosts), plan.num_ranks)
+    graph, plan = asked.captured.graph, found.plan.changed(num_micro_batches=size)
+    places = places_of(asked.profiles, placed(asked.cluster, plan.place.hosts), plan.num_ranks)
     sleeps = tuple(asked.profiles[place] for place in places) if rehearse else ()
     with tempfile.TemporaryDirectory(prefix="penstock-") as name:
         folder = Path(name) if out is None else out

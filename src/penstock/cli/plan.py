@@ -150,13 +150,13 @@ def spread(front: Sequence[Candidate]) -> tuple[list[Candidate], float]:
 def _name(plan: Plan) -> str:
     sizes = f"{plan.replicas} x {plan.num_stages} stages on {plan.total_ranks} ranks"
     words = [f"{name_of(plan.schedule)}: {sizes}"]
-    words += [f"{plan.joined} micro-batches joined"] if plan.joined > 1 else []
-    words += [f"micro-batches {taken.words(plan.joined)}"] if plan.joined < 1 else []
+    words += [f"{plan.terms.joined} micro-batches joined"] if plan.terms.joined > 1 else []
+    words += [f"micro-batches {taken.words(plan.terms.joined)}"] if plan.terms.joined < 1 else []
     rows = enumerate(plan.recompute)
     again = [str(k) if does is True else f"{k} (in part)" for k, does in rows if does]
     words += [f"recompute {'all' if repeats_all(plan) else ' '.join(again)}"] if again else []
-    words += [f"packed ({wire_words(plan.wire)})"] if plan.rounds else []
-    words += [f"hosts {' '.join(plan.hosts)}"] if plan.hosts else []
+    words += [f"packed ({wire_words(plan.terms.wire)})"] if plan.terms.rounds else []
+    words += [f"hosts {' '.join(plan.place.hosts)}"] if plan.place.hosts else []
     return ", ".join(words)
 
 

@@ -3,7 +3,7 @@
 State that lives on one rank only - a stage of a pipeline without replicas, a part of a divided
 one - would be lost with it.  So each rank has a guard: another one, `apart` ranks further.  Before
 the word of a step goes around, it gives a record there; a step then counts only when its gradients
-are in two places.  What is in it, and what the guard does with it, is planned (`Plan.guard`):
+are in two places.  What is in it, and what the guard does with it, is planned (`Agreement.guard`):
 
     0    gradients.  When the word is through, the guard makes the same update of a copy as the rank
          does of the original, by the same numbers, so both are equal to the bit

@@ -1,23 +1,18 @@
 """Fits: what the fields of a plan may be, and what does not go together: one table, FITS."""
 
 from collections.abc import Callable
-from fractions import Fraction
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.bits import is_wire_bits
 from penstock.errors import PlanError, ScheduleError
-from penstock.job import Precision
 from penstock.program.instructions import Guarding
 from penstock.program.passes.offload import Offloaded
-from penstock.program.passes.shard import Sharding
-from penstock.schedule.grid import misfit, misplaced, unlike, written
+from penstock.schedule.grid import unlike, written
 from penstock.schedule.recipe import Recipe, built, copied_of, has_window, name_of
 from penstock.schedule.schedule import Schedule
 
 if TYPE_CHECKING:
     from penstock.plan.plan import Plan
 
-Buffers = Literal["exact", "one copy", "per replica"]
 _MOST_WORK = 50_000_000  # what a schedule can list: arrays of about 2 GiB
 
 
@@ -35,19 +30,18 @@ class Misfit(NamedTuple):
 
 
 def _undoes(plan: "Plan") -> bool:
-    return plan.clip and plan.post_validation
+    return plan.agreement.clip and plan.agreement.post_validation
 
 
 def _away(plan: "Plan", *words: Offloaded) -> bool:
-    return bool({*words} & {*plan.offload})
+    return any(stage.far in words for stage in plan.stages)
 
 
 def _far_whole(plan: "Plan") -> list[int]:
     """Return the stages whose weights each replica would have in far memory of its own."""
     if plan.replicas == 1:
         return []
-    row = plan.shard or ("replicate",) * plan.num_stages
-    return sorted(stage for stage in plan.far if row[stage] == "replicate")
+    return sorted(number for number in plan.far if plan.stages[number].weights == "replicate")
 
 
 FEATURES: "dict[str, Callable[[Plan], bool]]" = {
@@ -58,26 +52,26 @@ FEATURES: "dict[str, Callable[[Plan], bool]]" = {
     "post-validation": _undoes,
     "replicas": lambda plan: plan.replicas > 1,
     "one replica": lambda plan: plan.replicas == 1,
-    "unlike shares": lambda plan: bool(unlike(plan.shares)),
+    "unlike shares": lambda plan: bool(unlike(plan.place.shares)),
     "shards": lambda plan: plan.shards,
-    "parts": lambda plan: bool(plan.parts),
+    "parts": lambda plan: bool(plan.place.parts),
     "whole stages": lambda plan: not plan.shards,
     "far weights": lambda plan: bool(plan.far),
     "far weights of each replica": lambda plan: bool(_far_whole(plan)),
     "far state": lambda plan: _away(plan, "state", "both"),
-    "copies beside computes": lambda plan: plan.beside,
-    "nothing far": lambda plan: all(word == "none" for word in plan.offload),
-    "prefetch": lambda plan: plan.prefetch > 0,
+    "copies beside computes": lambda plan: plan.overlap.beside,
+    "nothing far": lambda plan: all(stage.far == "none" for stage in plan.stages),
+    "prefetch": lambda plan: plan.overlap.prefetch > 0,
     "nothing to fetch": lambda plan: not (plan.shards or plan.far),
-    "slices": lambda plan: bool(plan.split),
-    "divided micro-batches": lambda plan: plan.joined < 1,
-    "rounded messages": lambda plan: plan.rounds,
-    "sums in fewer bits": lambda plan: plan.sums is not None,
-    "compiled ops": lambda plan: plan.compiled,
-    "one copy of buffers": lambda plan: plan.buffers == "one copy",
-    "commits": lambda plan: plan.commits,
-    "no commits": lambda plan: not plan.commits,
-    "a guard": lambda plan: plan.guard is not None,
+    "slices": lambda plan: bool(plan.terms.split),
+    "divided micro-batches": lambda plan: plan.terms.joined < 1,
+    "rounded messages": lambda plan: plan.terms.rounds,
+    "sums in fewer bits": lambda plan: plan.agreement.sums is not None,
+    "compiled ops": lambda plan: plan.terms.compiled,
+    "one copy of buffers": lambda plan: plan.terms.buffers == "one copy",
+    "commits": lambda plan: plan.agreement.commits,
+    "no commits": lambda plan: not plan.agreement.commits,
+    "a guard": lambda plan: plan.agreement.guard is not None,
 }
 
 
@@ -90,7 +84,7 @@ def _always(text: str) -> "Callable[[Plan], str]":
 
 
 def _parts_with(what: str) -> "Callable[[Plan], str]":
-    return lambda plan: f"micro-batches in {1 / plan.joined} parts, with {what}"
+    return lambda plan: f"micro-batches in {1 / plan.terms.joined} parts, with {what}"
 
 
 def _updates_before(plan: "Plan") -> str:
@@ -99,7 +93,7 @@ def _updates_before(plan: "Plan") -> str:
 
 
 def _parts_with_sums(plan: "Plan") -> str:
-    return f"micro-batches in {1 / plan.joined} parts, with sums in {plan.sums}"
+    return f"micro-batches in {1 / plan.terms.joined} parts, with sums in {plan.agreement.sums}"
 
 
 def _copies(plan: "Plan") -> str:
@@ -111,11 +105,11 @@ def _far_apart(plan: "Plan") -> str:
 
 
 def _prefetch(plan: "Plan") -> str:
-    return f"prefetch is {plan.prefetch} stages"
+    return f"prefetch is {plan.overlap.prefetch} stages"
 
 
 def _unlike_shares(plan: "Plan") -> str:
-    return f"shares are {written(plan.shares)}, by {name_of(plan.schedule)}"
+    return f"shares are {written(plan.place.shares)}, by {name_of(plan.schedule)}"
 
 
 _OWN_BATCHES = "make the plan with the job's own micro-batches"
@@ -241,17 +235,23 @@ def check_together(plan: "Plan") -> None:
 
 
 def check_sizes(plan: "Plan") -> None:
-    """Raise where a field by itself is none that a plan can have.
+    """Raise where stages, ranks and micro-batches are not those of one plan.
 
     Raises:   PlanError: it names the field and its value.
     """
-    _check_counts(plan)
-    _check_words(plan)
-    _check_grid(plan)
-    _check_joined(plan)
-    _check_split(plan)
-    _check_recompute(plan)
-    _check_by_stage(plan)
+    ends = [stage.cut for stage in plan.stages]
+    if not ends or ends[-1] is not None or None in ends[:-1]:
+        raise PlanError(f"stages end at {ends}; the last one ends at no cut point, others at one")
+    cuts = plan.cuts
+    if list(cuts) != sorted(set(cuts)) or min(cuts, default=0) < 0:
+        raise PlanError(f"cuts {cuts} are not increasing numbers of cut points")
+    work = plan.num_stages * plan.num_micro_batches
+    if work > _MOST_WORK:
+        raise PlanError(f"{work} forwards of a pipeline; there cannot be more than {_MOST_WORK}")
+    joined = plan.terms.joined
+    if joined < 1 and joined * plan.step_micro_batches != int(joined * plan.step_micro_batches):
+        message = f"{plan.step_micro_batches} micro-batches of {joined} are no whole ones"
+        raise PlanError(message, hint="make the plan again with `penstock plan`")
     _check_copied_once(plan)
 
 
@@ -260,8 +260,8 @@ def check_schedule(plan: "Plan") -> None:
 
     Raises:   PlanError.
     """
-    if plan.guard is not None:
-        _check_guard(plan, plan.guard)
+    if plan.agreement.guard is not None:
+        _check_guard(plan, plan.agreement.guard)
     sizes = plan.num_stages, plan.num_micro_batches
     if isinstance(plan.schedule, Recipe):
         plan.schedule.check(plan.num_stages)
@@ -276,97 +276,19 @@ def check_schedule(plan: "Plan") -> None:
         raise PlanError(problem.message, hint=problem.hint) from problem
 
 
-def _check_counts(plan: "Plan") -> None:
-    if list(plan.cuts) != sorted(set(plan.cuts)) or min(plan.cuts, default=0) < 0:
-        raise PlanError(f"cuts {plan.cuts} are not increasing numbers of cut points")
-    if len(plan.cut_names) != len(plan.cuts):
-        raise PlanError(f"{len(plan.cut_names)} names for {len(plan.cuts)} cuts")
-    for what in ("num_micro_batches", "num_ranks", "replicas"):
-        if getattr(plan, what) < 1:
-            raise PlanError(f"{what} is {getattr(plan, what)}; it must be 1 or more")
-    if plan.early < 0:
-        raise PlanError(f"early is {plan.early} computes; it must be 0 or more")
-    if plan.prefetch < 0:
-        raise PlanError(f"prefetch is {plan.prefetch} stages", hint="give 0 or more")
-    work = plan.num_stages * plan.num_micro_batches, plan.num_ranks * plan.replicas
-    if max(work) > _MOST_WORK:
-        counts = f"{work[0]} forwards of a pipeline, {work[1]} ranks"
-        raise PlanError(f"{counts}; neither can be above {_MOST_WORK}")
-
-
-def _check_words(plan: "Plan") -> None:
-    if len(set(plan.hosts)) < len(plan.hosts):
-        raise PlanError(f"hosts are {', '.join(plan.hosts)}; each may appear once")
-    if plan.buffers not in get_args(Buffers):
-        raise PlanError(f"buffers are {plan.buffers!r}, not one of {get_args(Buffers)}")
-    if plan.sums not in (None, *get_args(Precision)):
-        raise PlanError(f"sums are in {plan.sums!r}, not one of {get_args(Precision)}")
-    if not all(map(is_wire_bits, plan.wire)):
-        raise PlanError(f"wire is {plan.wire} bits; each is 2 to 16, or 32")
-
-
-def _check_joined(plan: "Plan") -> None:
-    """Raise where micro-batches cannot be joined so, or divided."""
-    joined = plan.joined
-    if joined <= 0 or (joined != int(joined) and Fraction(joined).numerator != 1):
-        raise PlanError(f"joined is {joined}; it must be 1 or more, or a part: 1/2, 1/3, ...")
-    if joined < 1 and joined * plan.step_micro_batches != int(joined * plan.step_micro_batches):
-        message = f"{plan.step_micro_batches} micro-batches of {joined} are no whole ones"
-        raise PlanError(message, hint="make the plan again with `penstock plan`")
-
-
-def _check_split(plan: "Plan") -> None:
-    """Raise where what is in slices cannot be."""
-    names = [name for name, _ in plan.split]
-    if names != sorted({*names}) or any(count < 2 for _, count in plan.split):
-        message = f"split says {dict(plan.split)}, not slices of parameters by name"
-        raise PlanError(message, hint="give each parameter once, in 2 slices or more")
-
-
-def _check_recompute(plan: "Plan") -> None:
-    """Raise where what is to be repeated is not said of each stage, in order."""
-    if plan.recompute and len(plan.recompute) != plan.num_stages:
-        raise PlanError(f"recompute says {len(plan.recompute)} of {plan.num_stages} stages")
-    for stage, ops in enumerate(plan.recompute):
-        if not isinstance(ops, bool) and (not ops or list(ops) != sorted(set(ops))):
-            message = f"recompute of stage {stage} is {list(ops)}, no increasing numbers of ops"
-            raise PlanError(message, hint="give false, true, or the ops to repeat")
-
-
-def _check_by_stage(plan: "Plan") -> None:
-    """Raise where what is in far memory, or divided, is not said of each stage."""
-    for what, words in (("offload", get_args(Offloaded)), ("shard", get_args(Sharding))):
-        row: tuple[str, ...] = getattr(plan, what)
-        if row and len(row) != plan.num_stages:
-            raise PlanError(f"{what} says {len(row)} of {plan.num_stages} stages")
-        for word in row:
-            if word not in words:
-                raise PlanError(f"{what} says {word!r}, not one of {words}")
-
-
 def _check_copied_once(plan: "Plan") -> None:
     """Raise where both the schedule and the plan copy the activations of a stage away."""
-    for stage in sorted(copied_of(plan.schedule)) if plan.offload else ():
-        if stage < plan.num_stages and plan.offload[stage] in ("activations", "both", "all"):
+    for stage in sorted(copied_of(plan.schedule)):
+        if stage < plan.num_stages and plan.stages[stage].far in ("activations", "both", "all"):
             message = f"{name_of(plan.schedule)} says what of stage {stage} is in far memory"
             raise PlanError(message, hint="offload nothing else, or the state")
 
 
-def _check_grid(plan: "Plan") -> None:
-    """Raise where shares or parts are not those of the replicas."""
-    for found in (
-        misfit(plan.shares, plan.replicas, plan.num_micro_batches),
-        misplaced(plan.parts, plan.grid),
-    ):
-        if found:
-            raise PlanError(found[0], hint=found[1])
-
-
 def _check_guard(plan: "Plan", guard: Guarding) -> None:
     """Raise where no rank can keep a copy of what another one has."""
-    if guard.every < 0 or not 0 < guard.apart < plan.total_ranks:
+    if not 0 < guard.apart < plan.total_ranks:
         message = f"guard is {guard.every} steps, {guard.apart} ranks apart of {plan.total_ranks}"
-        raise PlanError(message, hint="give 0 steps or more, and 1 to one less than all ranks")
+        raise PlanError(message, hint="give 1 to one less than all ranks")
     unknown = [stage for stage in guard.shared if not 0 <= stage < plan.num_stages]
     if unknown:
         message = f"guard is of stages {', '.join(map(str, guard.shared))} of {plan.num_stages}"

@@ -33,7 +33,7 @@ def stages_of(plan: Plan, graph: Graph) -> Stages:
 
 def bits_of(plan: Plan, stages: Stages) -> tuple[int, ...]:
     """Return the bits of a number in the messages of each edge."""
-    return tuple(plan.wire[edge.kind == "B"] for edge in stages.edges)
+    return tuple(plan.terms.wire[edge.kind == "B"] for edge in stages.edges)
 
 
 def lower_plan(  # long: what a plan says, field by field
@@ -57,7 +57,7 @@ def lower_plan(  # long: what a plan says, field by field
     largest = schedule or schedule_of(plan, num_steps=num_steps)  # 3 in docs/architecture.md
     _check_repeats(plan, largest)
     made = {plan.num_micro_batches: largest}
-    for share in set(plan.shares) - set(made):
+    for share in set(plan.place.shares) - set(made):
         made[share] = schedule_of(plan, share=share)
     program = lower_schedule(
         [made[share] for share in plan.grid.shares],
@@ -73,21 +73,21 @@ def lower_plan(  # long: what a plan says, field by field
         tied=[
             TiedGroup(word_of(nodes[p].name), held, graph.kept_bytes(p)) for p, held in stages.tied
         ],
-        clip=plan.clip,
-        commits=plan.commits,
-        guard=plan.guard,
-        bits=bits_of(plan, stages) if plan.rounds else (),
-        post_validation=plan.clip and plan.post_validation,
+        clip=plan.agreement.clip,
+        commits=plan.agreement.commits,
+        guard=plan.agreement.guard,
+        bits=bits_of(plan, stages) if plan.terms.rounds else (),
+        post_validation=plan.agreement.clip and plan.agreement.post_validation,
         stages=stages.stages,
         stage_bytes=[_bytes_of(stage, plan, graph) for stage in stages.stages],
         far=plan.far,
     )
     if plan.shards or plan.far:  # 5 in docs/architecture.md
-        ahead, parts = plan.prefetch, plan.parts
+        ahead, parts = plan.overlap.prefetch, plan.place.parts
         program = shard(program, plan.shard, prefetch=ahead, parts=parts, far=plan.far)
     if plan.offloads:
-        program = offload(program, plan.offload, beside=plan.beside)
-    return receive_early(program, distance=plan.early) if plan.early else program
+        program = offload(program, plan.offload, beside=plan.overlap.beside)
+    return receive_early(program, distance=plan.overlap.early) if plan.overlap.early else program
 
 
 def _check_repeats(plan: Plan, schedule: Schedule) -> None:
@@ -105,7 +105,7 @@ def _check_repeats(plan: Plan, schedule: Schedule) -> None:
 
 def _bytes_of(stage: Stage, plan: Plan, graph: Graph) -> StageBytes:
     own = stage.parameters
-    summed = summed_bytes(graph, own, plan.sums) if plan.sums else 0
+    summed = summed_bytes(graph, own, plan.agreement.sums) if plan.agreement.sums else 0
     return StageBytes(weights=sum(map(graph.kept_bytes, own)), summed=summed)
 
 

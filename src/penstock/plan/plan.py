@@ -3,27 +3,31 @@
 import itertools
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from html import escape
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar, Unpack
 
 from penstock import taken
-from penstock.bits import AS_IT_IS
 from penstock.errors import PlanError
 from penstock.files import Json, read_noun, write_text
 from penstock.graph.cut_points import block_ends
 from penstock.graph.graph import Graph
 from penstock.graph.owners import owners_of
 from penstock.graph.stages import Recompute
-from penstock.job import Precision
-from penstock.plan.fits import Buffers, check_schedule, check_sizes, check_together
+from penstock.plan.agreement import Agreement
+from penstock.plan.fits import check_schedule, check_sizes, check_together
+from penstock.plan.flat import is_flat, nested
+from penstock.plan.overlap import Overlap
+from penstock.plan.placement import Placement
+from penstock.plan.stage import StagePlan
+from penstock.plan.terms import StepTerms
 from penstock.plan.tried import Tried, headline, tried_lines
-from penstock.program.instructions import Guarding
+from penstock.plan.words import Words, records_of, value_of
 from penstock.program.passes.offload import Offloaded
 from penstock.program.passes.shard import Sharding
 from penstock.schedule import recipe
-from penstock.schedule.grid import Grid, unlike, written
+from penstock.schedule.grid import Grid, written
 from penstock.schedule.recipe import (
     AnySchedule,
     Recipe,
@@ -36,13 +40,13 @@ from penstock.schedule.recipe import (
     words_of,
 )
 from penstock.schedule.schedule import Schedule
-from penstock.taken import Taken
 from penstock.typed import MisfitError, damage, typed
 from penstock.units import format_bytes, format_seconds
 
 _MOST_LISTED = 8  # ranks
 By = Literal["search", "user", "only choice"]
 Units: TypeAlias = Literal["block"] | int  # of a stage: one per block, or at most that many
+_Word = TypeVar("_Word")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,108 +76,111 @@ class Prediction:
 class Plan:
     """How to train one graph: where it is cut, what runs where, in which order, keeping what.
 
-    graph:              digest of the graph that the plan is for.
-    cuts:               indices of the graph's cut points, one fewer than stages.
-    cut_names:          their names, for people and for the check against the graph.
-    schedule:           a recipe (or its name), or the schedule itself: one synchronous step of
-                        these stages, micro-batches and ranks.  A recipe's units say which stages
-                        are parts of one, as `refined` makes them.
-    num_micro_batches:  per replica and step; of the largest share, where there are `shares`.
-    num_ranks:          ranks of one pipeline; a rank holds several stages if there are more.
-    replicas:           copies of the pipeline, each on its own ranks (data parallel).
-    recompute:          for each stage, whether B repeats F instead of keeping its activations; or
-                        the ops of F that it repeats, as nodes of the graph, increasing.
-    offload:            for each stage, what is in far memory while not needed: the state of
-                        the optimizer, what F keeps for the backward, or both; "weights": weights,
-                        gradients and state, "all": these and what F keeps.
-    beside:             whether these are copied there and back while the rank computes.
-    shard:              for each stage, whether every replica holds it whole, or a part that is
-                        made whole while it is used, or kept whole for a step ("shard_keep").
-    prefetch:           how many stages before its use the gathering of such a one begins, or the
-                        loading of one whose weights are in far memory.
-    parts:              by rank, how much of its divided stages it keeps beside the ranks of other
-                        replicas with which it divides them; empty: all as much.
-    clip:               whether updates wait for a number of all gradients: to clip by their norm
-                        (the job says to what), or to leave out a step that overflows in float16.
-    commits:            whether a step counts, and is updated, only once all ranks have come to its
-                        end: for runs that go on when ranks are lost.
-    guard:              how another rank keeps a copy of what a rank alone has; None: none does.
-    post_validation:    whether a rank updates before the norm is known, and takes the update back
-                        where gradients have to be clipped; same weights, less waiting, more memory.
-    joined:             of the job's micro-batches that make one of the plan's: several, one, or a
-                        part of one, 1 / n, where each is divided among n (docs/plan.md).
-    buffers:            which values those that forward writes have: "exact", those of the plain
-                        loop; "one copy", likewise, by one copy of each stage that takes its
-                        micro-batches in order; "per replica", those of the first replica.
-    early:              computes by which each receive is posted before the one that it is posted
-                        for; over gloo a message moves only then.
-    shares:             micro-batches of a step, by replica, where they are not alike.
-    split:              (name, slices) of each parameter that the graph has in slices.
-    compiled:           whether runs of ops are compiled as one (graph/fuse.py): equal to rounding.
-    wire:               bits of a number in messages of activations, and of gradients, between ranks
-                        (graph/wire.py); 32: as it is.
-    sums:               dtype in which gradients travel that copies of a stage sum; None: as they
-                        are (docs/precision.md).
-    hosts:              names of the cluster's hosts on which ranks are numbered, in that order;
-                        empty: as they stand in the cluster.
+    graph:      digest of the graph that the plan is for.
+    stages:     what is said of each, from the input to the loss.
+    schedule:   a recipe, or the schedule itself: one synchronous step of these stages,
+                micro-batches and ranks.  A recipe's units say which stages are parts of one, as
+                `refined` makes them.
+    place:      the ranks, and which part of a step is whose.
+    terms:      what a step computes, and with how many bits.
+    overlap:    what begins before it is needed.
+    agreement:  how ranks agree on gradients, and on steps that count.
     """
 
     graph: str
-    cuts: tuple[int, ...]
-    cut_names: tuple[str, ...]
+    stages: tuple[StagePlan, ...]
     schedule: AnySchedule
-    num_micro_batches: int
-    num_ranks: int
-    replicas: int = 1
-    recompute: tuple[Recompute, ...] = ()
-    offload: tuple[Offloaded, ...] = ()
-    beside: bool = False
-    shard: tuple[Sharding, ...] = ()
-    prefetch: int = 0
-    parts: tuple[int, ...] = ()
-    clip: bool = False
-    commits: bool = False
-    guard: Guarding | None = None
-    post_validation: bool = False
-    joined: Taken = 1
-    buffers: Buffers = "exact"
-    early: int = 0
-    shares: tuple[int, ...] = ()
-    hosts: tuple[str, ...] = ()
-    split: tuple[tuple[str, int], ...] = ()
-    compiled: bool = False
-    wire: tuple[int, int] = (AS_IT_IS, AS_IT_IS)
-    sums: Precision | None = None
+    place: Placement
+    terms: StepTerms = field(default_factory=StepTerms)
+    overlap: Overlap = field(default_factory=Overlap)
+    agreement: Agreement = field(default_factory=Agreement)
     decisions: tuple[Decision, ...] = ()
     predicted: Prediction | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "schedule", any_schedule(self.schedule))
         check_sizes(self)
         check_together(self)
-        object.__setattr__(self, "shares", unlike(self.shares))
-        object.__setattr__(self, "parts", self.grid.uneven(self.parts))
         check_schedule(self)
+
+    @classmethod
+    def of(cls, **words: Unpack[Words]) -> "Plan":
+        """Return the plan that says these words (`Words`), and of all others the default.
+
+        Raises:   PlanError: they contradict each other.  ScheduleError: a text names no schedule.
+                  TypeError: no graph, schedule, number of ranks or micro-batches; an unknown word.
+        """
+        return cls(**records_of(words))
+
+    def changed(self, **words: Unpack[Words]) -> "Plan":
+        """Return the plan that says these words, and else the same.
+
+        Raises:   PlanError: they contradict each other, or the rest.
+                  ScheduleError: a text names no schedule.  TypeError: an unknown word.
+        """
+        return replace(self, **records_of(words, self))
 
     @property
     def num_stages(self) -> int:
         """Return the number of stages: one more than cuts."""
-        return len(self.cuts) + 1
+        return len(self.stages)
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """Return the indices of the graph's cut points, one fewer than stages."""
+        return tuple(stage.cut for stage in self.stages if stage.cut is not None)
+
+    @property
+    def cut_names(self) -> tuple[str, ...]:
+        """Return the names of the cut points."""
+        return tuple(stage.name for stage in self.stages if stage.cut is not None)
+
+    @property
+    def recompute(self) -> tuple[Recompute, ...]:
+        """Return what of F each stage repeats."""
+        return tuple(stage.recompute for stage in self.stages)
+
+    @property
+    def offload(self) -> tuple[Offloaded, ...]:
+        """Return what of each stage is in far memory; empty where nothing is."""
+        row: tuple[Offloaded, ...] = tuple(stage.far for stage in self.stages)
+        return row if any(word != "none" for word in row) else ()
+
+    @property
+    def shard(self) -> tuple[Sharding, ...]:
+        """Return which stages are divided among replicas, and how; empty where none is."""
+        row: tuple[Sharding, ...] = tuple(stage.weights for stage in self.stages)
+        return row if any(word != "replicate" for word in row) else ()
+
+    @property
+    def num_ranks(self) -> int:
+        """Return the ranks of one pipeline."""
+        return self.place.num_ranks
+
+    @property
+    def replicas(self) -> int:
+        """Return the number of pipelines."""
+        return self.place.replicas
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Return the micro-batches of a replica and step, those of the largest share."""
+        return self.place.num_micro_batches
 
     @property
     def offloads(self) -> bool:
         """Return whether anything waits in far memory."""
-        return any(word != "none" for word in self.offload) or bool(copied_of(self.schedule))
+        return any(stage.far != "none" for stage in self.stages) or bool(copied_of(self.schedule))
 
     @property
     def far(self) -> frozenset[int]:
         """Return the stages whose weights, gradients and state are in far memory."""
-        return frozenset(s for s, word in enumerate(self.offload) if word in ("weights", "all"))
+        words = enumerate(stage.far for stage in self.stages)
+        return frozenset(number for number, word in words if word in ("weights", "all"))
 
     @property
     def shards(self) -> bool:
         """Return whether any stage is divided among its replicas."""
-        return any(word != "replicate" for word in self.shard)
+        return any(stage.weights != "replicate" for stage in self.stages)
 
     @property
     def divided(self) -> tuple[int, ...]:
@@ -183,20 +190,15 @@ class Plan:
         return tuple(1 if word == "replicate" else self.replicas for word in self.shard)
 
     @property
-    def rounds(self) -> bool:
-        """Return whether numbers are rounded on their way between ranks."""
-        return self.wire != (AS_IT_IS, AS_IT_IS)
-
-    @property
     def grid(self) -> Grid:
         """Whose the ranks are, and who takes which micro-batches of a step."""
-        return Grid(self.num_ranks, self.shares or (self.num_micro_batches,) * self.replicas)
+        return self.place.grid
 
     @property
     def share_words(self) -> str:
         """Return how many micro-batches the replicas take, in words."""
-        if self.shares:
-            return written(self.shares)
+        if self.place.shares:
+            return written(self.place.shares)
         return f"{self.num_micro_batches} per replica"
 
     @property
@@ -207,7 +209,7 @@ class Plan:
     @property
     def job_micro_batches(self) -> int:
         """Return how many of the job's micro-batches a step takes, over all replicas."""
-        return int(self.joined * self.step_micro_batches)
+        return int(self.terms.joined * self.step_micro_batches)
 
     @property
     def total_ranks(self) -> int:
@@ -248,8 +250,10 @@ class Plan:
     def to_json(self) -> dict[str, Json]:
         """Return the plan as JSON values."""
         rows = {each.name: getattr(self, each.name) for each in fields(self)}
-        rows["schedule"], rows["joined"] = recipe.to_json(self.schedule), taken.written(self.joined)
-        rows["decisions"] = list(map(asdict, self.decisions))
+        records = {name: asdict(rows[name]) for name in ("place", "terms", "overlap", "agreement")}
+        records["terms"]["joined"] = taken.written(self.terms.joined)
+        rows |= records | {"schedule": recipe.to_json(self.schedule)}
+        rows |= {name: list(map(asdict, rows[name])) for name in ("stages", "decisions")}
         rows["predicted"] = None if self.predicted is None else asdict(self.predicted)
         return {"penstock": "plan", **json.loads(json.dumps(rows))}
 
@@ -283,6 +287,7 @@ def _read(content: dict[str, Json]) -> Plan:
 
     Raises:   PlanError, ScheduleError, MisfitError: it is not a plan, or an impossible one.
     """
+    content = nested(content) if is_flat(content) else content
     if "schedule" not in content:
         raise MisfitError("is missing", "schedule")
     made: dict[str, object] = {}
@@ -291,10 +296,21 @@ def _read(content: dict[str, Json]) -> Plan:
     except MisfitError as problem:
         raise problem.inside("schedule") from None
     try:
-        made["joined"] = taken.read(content.get("joined", 1))
+        made["terms"] = _read_terms(content.get("terms", {}))
+    except MisfitError as problem:
+        raise problem.inside("terms") from None
+    return typed(Plan, {name: v for name, v in content.items() if name not in made}, made=made)
+
+
+def _read_terms(content: Json) -> StepTerms:
+    if not isinstance(content, dict):
+        raise MisfitError.of(content, "an object")
+    rest = {name: value for name, value in content.items() if name != "joined"}
+    try:
+        joined = taken.read(content.get("joined", 1))
     except MisfitError as problem:
         raise problem.inside("joined") from None
-    return typed(Plan, {name: v for name, v in content.items() if name not in made}, made=made)
+    return typed(StepTerms, rest, made={"joined": joined})
 
 
 def schedule_of(plan: Plan, *, num_steps: int = 1, share: int | None = None) -> Schedule:
@@ -311,7 +327,7 @@ def schedule_of(plan: Plan, *, num_steps: int = 1, share: int | None = None) -> 
         message = f"{made.name} puts {plan.num_stages} stages on {made.num_ranks} ranks"
         hint = "cut the model into more stages, or use another number of ranks"
         raise PlanError(f"{message}, the plan on {plan.num_ranks}", hint=hint)
-    if plan.buffers == "one copy" and not made.is_in_order:
+    if plan.terms.buffers == "one copy" and not made.is_in_order:
         message = "buffers need one copy of each stage that takes its micro-batches in order"
         hint = "use another schedule, such as one_f_one_b"
         raise PlanError(f"{message}; {made.name} does not", hint=hint)
@@ -320,7 +336,7 @@ def schedule_of(plan: Plan, *, num_steps: int = 1, share: int | None = None) -> 
 
 def repeats_all(plan: Plan) -> bool:
     """Return whether every stage repeats all of F."""
-    return bool(plan.recompute) and all(again is True for again in plan.recompute)
+    return all(stage.recompute is True for stage in plan.stages)
 
 
 def is_asynchronous(plan: Plan) -> bool:
@@ -334,7 +350,7 @@ def check_fits(plan: Plan, graph: Graph) -> None:
     Raises:   PlanError: another model, batch shape or cut points.
     """
     if plan.graph != graph.digest:
-        asked, own = dict(plan.split), dict(graph.slices)
+        asked, own = dict(plan.terms.split), dict(graph.slices)
         if asked != own:
             message = f"the plan has {asked or 'nothing'} in slices, the graph {own or 'nothing'}"
             raise PlanError(message, hint="split the graph as the plan says, or make a new plan")
@@ -379,30 +395,30 @@ def divided(plan: Plan, graph: Graph, points: Iterable[int]) -> Plan:
     units = tuple(sum(a < cut < b for cut in cuts) + 1 for a, b in itertools.pairwise(ends))
     if set(units) == {1}:
         return plan
-    away = zip(plan.offload, units, strict=True) if plan.offload else ()
-    parts = zip(plan.shard, units, strict=True) if plan.shard else ()
-    return replace(
-        plan,
+    return plan.changed(
         cuts=cuts,
         cut_names=tuple(graph.cut_points[cut].name for cut in cuts),
         schedule=refined(plan.schedule, units),
         recompute=_repeated(plan, graph, cuts, units),
-        offload=tuple(word for word, count in away for _ in range(count)),
-        shard=tuple(word for word, count in parts for _ in range(count)),
+        offload=_by_unit(plan.offload, units),
+        shard=_by_unit(plan.shard, units),
         predicted=None,
     )
+
+
+def _by_unit(row: Sequence[_Word], units: Sequence[int]) -> tuple[_Word, ...]:
+    """Return what units say of which the stages say this, if anything is said."""
+    pairs = zip(row, units, strict=True) if row else ()
+    return tuple(word for word, count in pairs for _ in range(count))
 
 
 def _repeated(
     plan: Plan, graph: Graph, cuts: Sequence[int], units: Sequence[int]
 ) -> tuple[Recompute, ...]:
     """Return what each unit repeats of what its stage does: of single ops, its own."""
-    if not plan.recompute:
-        return ()
-    stages = zip(plan.recompute, units, strict=True)
-    rows = [again for again, count in stages for _ in range(count)]
+    rows = _by_unit(plan.recompute, units)
     if all(isinstance(again, bool) for again in rows):
-        return tuple(rows)
+        return rows
     owners = owners_of(graph, [graph.cut_points[cut].at for cut in cuts])
     return tuple(
         again
@@ -420,8 +436,8 @@ def _spread(points: range, count: int) -> list[int]:
 
 def diff(a: Plan, b: Plan) -> tuple[str, ...]:
     """Return one line for each decision in which two plans differ."""
-    names = [name for name in Plan.__dataclass_fields__ if name not in ("decisions", "predicted")]
-    pairs = ((name, getattr(a, name), getattr(b, name)) for name in names)
+    names = [name for name in Words.__annotations__ if name not in ("decisions", "predicted")]
+    pairs = ((name, value_of(a, name), value_of(b, name)) for name in names)
     return tuple(
         f"{name}: {_shown(old)} -> {_shown(new)}" for name, old, new in pairs if old != new
     )
@@ -436,51 +452,26 @@ def decide(plan: Plan, decisions: Iterable[Decision], predicted: Prediction) -> 
     return replace(plan, decisions=tuple(decisions), predicted=predicted)
 
 
-def plan_by_hand(  # long: one for each decision  # noqa: PLR0913 - one for each decision
-    graph: Graph,
-    cuts: Sequence[int],
-    schedule: str | AnySchedule,
-    *,
-    num_micro_batches: int | None = None,
-    num_ranks: int | None = None,
-    replicas: int = 1,
-    recompute: Sequence[Recompute] = (),
-    offload: Sequence[Offloaded] = (),
-    shard: Sequence[Sharding] = (),
-    clip: bool = False,
-    post_validation: bool = False,
-    shares: Sequence[int] = (),
+def plan_by_hand(
+    graph: Graph, cuts: Sequence[int], schedule: str | AnySchedule, /, **words: Unpack[Words]
 ) -> Plan:
     """Return a plan whose every decision is the caller's.
 
-    A schedule that stands for itself knows the micro-batches and ranks of a replica; else there
-    is one stage on each rank by default.
+    words:    what it says besides (`Words`).  A schedule that stands for itself knows the
+              micro-batches and ranks of a replica; else there is one stage on each rank by default.
     Raises:   PlanError: an unknown cut, or a schedule of other sizes.
               ScheduleError: a text that names no schedule.
     """
-    given, own_ranks = any_schedule(schedule), len(cuts) + 1
+    given, sizes = any_schedule(schedule), Words(num_ranks=len(cuts) + 1)
     if isinstance(given, Schedule):
-        own_ranks, num_micro_batches = given.num_ranks, num_micro_batches or given.num_micro_batches
-    if num_micro_batches is None:
+        sizes = Words(num_ranks=given.num_ranks, num_micro_batches=given.num_micro_batches)
+    words = Words(split=graph.slices) | sizes | words
+    if "num_micro_batches" not in words:
         message = f"{name_of(given)} can have any number of micro-batches"
         raise PlanError(message, hint="give num_micro_batches=")
     names = tuple(graph.cut_points[c].name for c in cuts if 0 <= c < len(graph.cut_points))
     if len(names) != len(cuts):
         message = f"cuts are {list(cuts)}; the graph has {len(graph.cut_points)} cut points"
         raise PlanError(message, hint="use fewer stages, or other cut points")
-    return Plan(
-        graph=graph.digest,
-        cuts=tuple(cuts),
-        cut_names=names,
-        schedule=given,
-        num_micro_batches=num_micro_batches,
-        num_ranks=own_ranks if num_ranks is None else num_ranks,
-        replicas=replicas,
-        recompute=tuple(recompute) or (False,) * (len(cuts) + 1),
-        offload=tuple(offload),
-        shard=tuple(shard),
-        clip=clip,
-        post_validation=post_validation,
-        shares=tuple(shares),
-        split=graph.slices,
-    )
+    own = Words(graph=graph.digest, cuts=cuts, cut_names=names, schedule=given)
+    return Plan.of(**(words | own))

@@ -6,12 +6,15 @@ over, and nothing is forgotten on the way.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from penstock.graph.graph import Graph
 from penstock.graph.stages import Recompute
-from penstock.plan.fits import Buffers
+from penstock.plan.placement import placed
 from penstock.plan.plan import Plan
+from penstock.plan.stage import stage_plans
+from penstock.plan.terms import Buffers
 from penstock.program.instructions import Guarding
 from penstock.program.passes.offload import Offloaded
 from penstock.program.passes.shard import Sharding
@@ -61,31 +64,33 @@ def reshaped(plan: Plan, graph: Graph, counts: Counts) -> Plan:
     fetches = is_divided or any(word in ("weights", "all") for word in offload)
     return Plan(
         graph=plan.graph,
-        cuts=counts.cuts,
-        cut_names=tuple(graph.cut_points[cut].name for cut in counts.cuts),
+        stages=stage_plans(
+            counts.cuts,
+            tuple(graph.cut_points[cut].name for cut in counts.cuts),
+            recompute=_recomputed(plan, counts),
+            offload=offload,
+            shard=shard,
+        ),
         schedule=counts.schedule,
-        num_micro_batches=max(counts.shares),
-        num_ranks=counts.ranks,
-        replicas=replicas,
-        recompute=_recomputed(plan, counts),
-        offload=offload,
-        beside=plan.beside and any(word != "none" for word in offload),
-        shard=shard,
-        prefetch=plan.prefetch if fetches else 0,
-        parts=plan.parts if same_ranks and is_divided else (),
-        clip=plan.clip,
-        commits=plan.commits,
-        guard=_guard(plan, counts) if same_ranks else None,
-        post_validation=plan.post_validation and counts.ranks > 1,
-        joined=plan.joined,
-        buffers=_buffers(plan, replicas),
-        early=plan.early,
-        shares=counts.shares,
-        hosts=plan.hosts if total == plan.total_ranks else (),
-        split=plan.split,
-        compiled=plan.compiled,
-        wire=plan.wire,
-        sums=plan.sums,
+        place=placed(
+            counts.ranks,
+            max(counts.shares),
+            replicas,
+            shares=counts.shares,
+            parts=plan.place.parts if same_ranks and is_divided else (),
+            hosts=plan.place.hosts if total == plan.total_ranks else (),
+        ),
+        terms=replace(plan.terms, buffers=_buffers(plan, replicas)),
+        overlap=replace(
+            plan.overlap,
+            prefetch=plan.overlap.prefetch if fetches else 0,
+            beside=plan.overlap.beside and any(word != "none" for word in offload),
+        ),
+        agreement=replace(
+            plan.agreement,
+            guard=_guard(plan, counts) if same_ranks else None,
+            post_validation=plan.agreement.post_validation and counts.ranks > 1,
+        ),
         decisions=plan.decisions,
     )
 
@@ -122,12 +127,12 @@ def _sharded(plan: Plan, counts: Counts, offload: Sequence[Offloaded]) -> tuple[
 
 def _guard(plan: Plan, counts: Counts) -> Guarding | None:
     """Return the guard for as many ranks; which stages are kept besides is of as many stages."""
-    if plan.guard is None or counts.stages == plan.num_stages:
-        return plan.guard
-    return plan.guard._replace(shared=())
+    if plan.agreement.guard is None or counts.stages == plan.num_stages:
+        return plan.agreement.guard
+    return plan.agreement.guard._replace(shared=())
 
 
 def _buffers(plan: Plan, replicas: int) -> Buffers:
     """Return which values buffers have: several replicas have no one copy, one has no others."""
     impossible = "one copy" if replicas > 1 else "per replica"
-    return "exact" if plan.buffers == impossible else plan.buffers
+    return "exact" if plan.terms.buffers == impossible else plan.terms.buffers

@@ -1,8 +1,8 @@
 """Provisional: what each rank may do of a step while the update before may still be taken back.
 
-Under post-validation (Plan.post_validation) a rank begins the next step before it is known whether
-the gradients have to be clipped.  Until then it does nothing but forwards and their messages, so
-that all it has done can be done again with other weights.
+Under post-validation (`Agreement.post_validation`) a rank begins the next step before it is known
+whether the gradients have to be clipped.  Until then it does nothing but forwards and their
+messages, so that all it has done can be done again with other weights.
 """
 
 from typing import TYPE_CHECKING, NamedTuple

@@ -275,7 +275,7 @@ def _stages(inputs: Inputs) -> Iterator[Markup]:
     assert inputs.plan is not None
     starts = ("at the input", *inputs.plan.cut_names)
     for stage, start in enumerate(starts):
-        repeats = inputs.plan.recompute[stage] if inputs.plan.recompute else False
+        repeats = inputs.plan.stages[stage].recompute
         words = "no" if repeats is False else "yes" if repeats is True else f"{len(repeats)} ops"
         cells = (tag("td", start), tag("td", words))
         yield tag("tr", tag("th", f"{stage}", scope="row"), *cells)

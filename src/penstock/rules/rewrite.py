@@ -63,28 +63,25 @@ def _with_values(plan: Plan, aspect: Aspect, values: tuple[str, ...]) -> Plan:
     """
     match aspect:
         case "recompute":
-            own = plan.recompute or (False,) * plan.num_stages
-            rows = zip(own, values, strict=True)
+            rows = zip(plan.recompute, values, strict=True)
             again = tuple(ops if value == "in part" else value == "yes" for ops, value in rows)
-            return replace(plan, recompute=again, predicted=None)
+            return plan.changed(recompute=again, predicted=None)
         case "offload":
             away = cast("tuple[Offloaded, ...]", values)
             some = any(word != "none" for word in away)
-            away = away if plan.offload or some else ()
-            beside, ahead = plan.beside and some, _ahead(plan, plan.shard, away)
-            return replace(plan, offload=away, beside=beside, prefetch=ahead, predicted=None)
+            beside, ahead = plan.overlap.beside and some, _ahead(plan, plan.shard, away)
+            return plan.changed(offload=away, beside=beside, prefetch=ahead, predicted=None)
         case "shard":
             parts = cast("tuple[Sharding, ...]", values)
             some = any(word != "replicate" for word in parts)
-            parts = parts if plan.shard or some else ()
-            ahead, uneven = _ahead(plan, parts, plan.offload), plan.parts if some else ()
-            return replace(plan, shard=parts, prefetch=ahead, parts=uneven, predicted=None)
+            ahead, uneven = _ahead(plan, parts, plan.offload), plan.place.parts if some else ()
+            return plan.changed(shard=parts, prefetch=ahead, parts=uneven, predicted=None)
 
 
 def _ahead(plan: Plan, parts: tuple[Sharding, ...], away: tuple[Offloaded, ...]) -> int:
     """Return how many stages ahead one is gathered or loaded; none where none is."""
     some = {*parts} - {"replicate"} or {"weights", "all"} & {*away}
-    return plan.prefetch if some else 0
+    return plan.overlap.prefetch if some else 0
 
 
 def _stage_values(plan: Plan, graph: Graph, rules: Ruled, aspect: Aspect) -> tuple[str, ...]:
@@ -133,19 +130,14 @@ def _undivided(plan: Plan, graph: Graph, rules: Ruled) -> Plan:
                 raise PlanError(message, hint=f"say {aspect} of these modules in another rule")
     assert isinstance(plan.schedule, Recipe), "only a recipe has units"
     fewer = tuple(sum(a <= stage < b for stage in first) for a, b in itertools.pairwise(own))
-    kept = [k for k, cut in enumerate(plan.cuts) if cut not in apart]
-    return replace(
-        plan,
-        cuts=tuple(plan.cuts[k] for k in kept),
-        cut_names=tuple(plan.cut_names[k] for k in kept),
-        schedule=replace(plan.schedule, units=() if set(fewer) == {1} else fewer),
-        recompute=tuple(_joined(plan.recompute[a:b]) for a, b in itertools.pairwise(first))
-        if plan.recompute
-        else (),
-        offload=tuple(plan.offload[k] for k in first[:-1]) if plan.offload else (),
-        shard=tuple(plan.shard[k] for k in first[:-1]) if plan.shard else (),
-        predicted=None,
+    runs = [plan.stages[a:b] for a, b in itertools.pairwise(first)]
+    repeats = [_joined([unit.recompute for unit in run]) for run in runs]
+    stages = tuple(
+        replace(run[-1], far=run[0].far, weights=run[0].weights, recompute=again)
+        for run, again in zip(runs, repeats, strict=True)
     )
+    schedule = replace(plan.schedule, units=() if set(fewer) == {1} else fewer)
+    return replace(plan, stages=stages, schedule=schedule, predicted=None)
 
 
 def _joined(units: Sequence[Recompute]) -> Recompute:

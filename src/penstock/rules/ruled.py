@@ -121,12 +121,12 @@ def value_of(plan: Plan, aspect: Aspect, stage: int) -> str:
     """Return what a plan says of a stage, as rules say it."""
     match aspect:
         case "recompute":
-            again = plan.recompute[stage] if plan.recompute else False
+            again = plan.stages[stage].recompute
             return "no" if again is False else "yes" if again is True else "in part"
         case "offload":
-            return plan.offload[stage] if plan.offload else "none"
+            return plan.stages[stage].far
         case "shard":
-            return plan.shard[stage] if plan.shard else "replicate"
+            return plan.stages[stage].weights
 
 
 def ruled(rules: Sequence[Rule], graph: Graph) -> Ruled:

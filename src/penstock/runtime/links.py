@@ -66,7 +66,7 @@ class Timing(NamedTuple):
     end_s: float
 
 
-class Overlap(NamedTuple):
+class Overlapped(NamedTuple):
     """The same work done in all ways, in seconds: computes, and messages in both directions.
 
     compute_s, message_s  each alone
@@ -102,7 +102,7 @@ class Probe:
     """
 
     timings: tuple[Timing, ...]
-    overlap: Overlap
+    overlap: Overlapped
     has_wire: bool = True
 
     @property
@@ -180,7 +180,7 @@ def _write_probe(told: int, transport: Transport, report: Report) -> RankResult:
 def probe_of(told: Sequence[Any]) -> Probe:
     """Return the probe that `probe` has told of."""
     timings, overlap, has_wire = told
-    return Probe(tuple(Timing(*row) for row in timings), Overlap(*overlap), has_wire)
+    return Probe(tuple(Timing(*row) for row in timings), Overlapped(*overlap), has_wire)
 
 
 # -- any two ranks --------------------------------------------------------------------------------
@@ -375,7 +375,7 @@ def _widest(ends: Sequence[_Ends], timings: Sequence[Timing]) -> _Ends:
     return ends[max(0, len(fits) - 1)]
 
 
-def _overlap(talk: _Talk, ends: _Ends) -> Overlap:
+def _overlap(talk: _Talk, ends: _Ends) -> Overlapped:
     """Run computes and messages in all ways in turn, on both ranks at the same time."""
     message_s = _low(_executed(talk, partial(_exchange, ends), 6)[1:])
     multiply = partial(_multiply, talk.device)
@@ -397,7 +397,7 @@ def _overlap(talk: _Talk, ends: _Ends) -> Overlap:
     alone_s, message_s, both_s, again_s, sequential_s, beside_s = lows
     noise = abs(alone_s / again_s - 1)
     compute_s = (alone_s + again_s) / 2
-    return Overlap(compute_s, message_s, beside_s, both_s, sequential_s, noise)
+    return Overlapped(compute_s, message_s, beside_s, both_s, sequential_s, noise)
 
 
 def _executed(talk: _Talk, call: Callable[[], object], count: int) -> list[float]:

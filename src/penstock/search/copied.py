@@ -57,14 +57,16 @@ def with_copies(field: Field, copies_beside: Callable[[Plan], bool]) -> Iterator
 
 
 def _shape(plan: Plan) -> tuple[object, ...]:
-    return plan.hosts, plan.num_ranks, plan.replicas, plan.num_stages, plan.shares, plan.wire
+    place = plan.place
+    sizes = place.hosts, place.num_ranks, place.replicas, plan.num_stages, place.shares
+    return *sizes, plan.terms.wire
 
 
 def _is_meant(judge: Judge, plan: Plan) -> bool:
     """Return whether a plan is one of each shape: an order is found in place of its own."""
     own = isinstance(plan.schedule, Recipe) and plan.schedule.builder == zb_greedy.__name__
     few = plan.num_stages * plan.num_micro_batches <= _MOST_FORWARDS
-    each = plan.num_stages == plan.num_ranks > 1 and not plan.shares
+    each = plan.num_stages == plan.num_ranks > 1 and not plan.place.shares
     return own and few and each and keeps_all(judge, plan)
 
 
@@ -102,7 +104,7 @@ def order_with_copies(judge: Judge, plan: Plan, limit: int) -> Plan | None:
 
 
 def _moving(plan: Plan) -> Plan:
-    return replace(plan, offload=("activations",) * plan.num_stages)
+    return plan.changed(offload=("activations",) * plan.num_stages)
 
 
 def _limit(judge: Judge, plan: Plan) -> int:

@@ -20,7 +20,7 @@ def crossing(judge: Judge, plan: Plan) -> Iterator[Decision]:
 
     Regions are those that the links between the hosts tell of (cluster/regions.py).
     """
-    cluster = judge.cluster_of(plan.hosts)
+    cluster = judge.cluster_of(plan.place.hosts)
     apart = capability_of(cluster)
     groups = regions(apart)
     if len(groups) == 1:

@@ -13,7 +13,6 @@ Source:  COMPASS, arXiv:2501.06780 (weights loaded for all micro-batches at once
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -94,7 +93,7 @@ class _WaitingForm:
     def __init__(self, judge: Judge, plan: Plan, how: _CopyWay, moves_state: bool) -> None:
         self.judge, self.how, self.moves_state = judge, how, moves_state
         divides = plan.replicas > 1 and moves_state
-        self.plan = replace(plan, shard=("shard",) * plan.num_stages) if divides else plan
+        self.plan = plan.changed(shard=("shard",) * plan.num_stages) if divides else plan
         self.said = judge.rules.of_stages("offload", plan, judge.graph)
         self.again = judge.rules.of_stages("recompute", plan, judge.graph)
 
@@ -147,9 +146,8 @@ class _WaitingForm:
     def _with(self, words: tuple[Offloaded, ...], again: tuple[Recompute, ...]) -> Plan:
         some = any(word != "none" for word in words)
         comes = self.plan.shards or {"weights", "all"} & {*words}
-        return replace(
-            self.plan,
-            offload=words if some else (),
+        return self.plan.changed(
+            offload=words,
             beside=some and self.how.beside,
             prefetch=self.how.prefetch if comes and self.plan.num_stages > 1 else 0,
             recompute=again,
@@ -160,7 +158,7 @@ class _WaitingForm:
         all_ = self.judge.price(self._all("all" if self.moves_state else "activations"))
         keeps, own = all_.costs.action_s.max(axis=2), all_.held[0]
         plan, flying = self.plan, self._in_flight()
-        repeats = self.judge.price(replace(self._all("none"), recompute=(True,) * plan.num_stages))
+        repeats = self.judge.price(self._all("none").changed(recompute=(True,) * plan.num_stages))
         assert own.copied is not None, "they are asked for"
         for stage, word in enumerate(self.said):
             rows = {kind: COST_ROW[[OFFLOAD, RELOAD], kind] for kind in COPIED}

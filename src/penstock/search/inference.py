@@ -334,7 +334,7 @@ def stream_of(
     taken, made = list[float](), list[Streamed]()
     for count in _WINDOWS:
         plan = plan_by_hand(graph, cuts, "forward_only", num_micro_batches=count)
-        plan = replace(plan, hosts=hosts)
+        plan = plan.changed(hosts=hosts)
         timeline = simulate(lower(plan, graph), profiles, placed(cluster, hosts), spans=False)
         taken.append(step_s(timeline))
         made.append(Streamed(plan, 0.0, peak_bytes(timeline)))

@@ -128,10 +128,10 @@ class Judge:
         """
         if not (self.suits and takes_seconds(plan)):
             return plan
-        priced, places = self.price(plan), self.places(plan.hosts, plan.total_ranks)
+        priced, places = self.price(plan), self.places(plan.place.hosts, plan.total_ranks)
         edges = priced.stages.edges
-        sizes = [message_bytes(self.graph, e.values, plan.wire[e.kind == "B"]) for e in edges]
-        there = self.cluster_of(plan.hosts)
+        sizes = [message_bytes(self.graph, e.values, plan.terms.wire[e.kind == "B"]) for e in edges]
+        there = self.cluster_of(plan.place.hosts)
         setting = Setting(self.graph, priced.stages, priced.costs, places, there, sizes)
         return suited(plan, setting, alike=self.schedule(bare(plan)))
 
@@ -177,7 +177,7 @@ class Judge:
 
         Kinds are places of profiles.
         """
-        places, column_of = self.places(plan.hosts, plan.total_ranks), plan.grid.column_of
+        places, column_of = self.places(plan.place.hosts, plan.total_ranks), plan.grid.column_of
 
         def seconds(kind: int) -> float:
             return self.profiles[kind].micro_batch_s
@@ -199,7 +199,7 @@ class Judge:
             candidate, _ = self.simulated(plan, spans=False)
         except (GraphError, ProgramError, ScheduleError) as problem:
             return Candidate(plan, float("inf"), (), 0.0, refused=problem.message)
-        cluster = self.cluster_of(plan.hosts)
+        cluster = self.cluster_of(plan.place.hosts)
         for rank, peak in enumerate(candidate.peak_bytes):
             cap = cluster.memory_of(rank)
             if peak > cap:
@@ -209,7 +209,8 @@ class Judge:
 
     def caps(self, plan: Plan) -> tuple[tuple[tuple[int, int], ...], ...]:
         """Return for each rank of a replica the devices it is on: (kind, bytes of memory)."""
-        cluster, places = self.cluster_of(plan.hosts), self.places(plan.hosts, plan.total_ranks)
+        hosts = plan.place.hosts
+        cluster, places = self.cluster_of(hosts), self.places(hosts, plan.total_ranks)
         rows = [(k, cluster.memory_of(rank)) for rank, k in enumerate(places)]
         grid = plan.grid
         columns = (grid.column_of(rank) for rank in grid.ranks_of(0))
@@ -217,7 +218,7 @@ class Judge:
 
     def lacking_bytes(self, candidate: Candidate) -> int:
         """Return the bytes that all ranks together hold above what their devices have."""
-        cluster = self.cluster_of(candidate.plan.hosts)
+        cluster = self.cluster_of(candidate.plan.place.hosts)
         rows = enumerate(candidate.peak_bytes)
         return sum(max(0, peak - cluster.memory_of(rank)) for rank, peak in rows)
 
@@ -256,23 +257,23 @@ class Judge:
         alive = weight_copies(schedule) if is_asynchronous(plan) else ()
         stages, costs, held = self.price(plan, alive, ways_of(schedule))
         program = lower_plan(plan, self.graph, num_steps=steps, stages=stages, schedule=schedule)
-        places = self.places(plan.hosts, program.num_ranks)
-        posted = plan.early > 0 or self.cluster.holds_receives
+        places = self.places(plan.place.hosts, program.num_ranks)
+        posted = plan.overlap.early > 0 or self.cluster.holds_receives
         memory = memory_on(held, program, places, posted=posted)
         costs = by_rank(costs, self.profiles, program, places, (self.graph, stages))
         own = places, (self.graph, stages)
         costs, memory = with_guards(costs, memory, program, self.profiles, own)
-        return _Ready(program, costs, self.cluster_of(plan.hosts), memory)
+        return _Ready(program, costs, self.cluster_of(plan.place.hosts), memory)
 
     def price(self, plan: Plan, alive: Sequence[int] = (), ways: Ways = ONE_BY_ONE) -> Priced:
         """Return the stages of `plan`, priced; `alive` and `ways` as in `held_of`."""
         copies = plan.offloads
-        ways = ways._replace(compiled=plan.compiled)
-        key = plan.cuts, plan.recompute, tuple(alive), copies, ways, plan.wire, plan.divided
+        ways = ways._replace(compiled=plan.terms.compiled)
+        key = plan.cuts, plan.recompute, tuple(alive), copies, ways, plan.terms.wire, plan.divided
         key = (*key, plan.far)
         if key not in self._priced:
             stages, graph = stages_of(plan, self.graph), self.graph
-            bits = tuple(bits_of(plan, stages)) if plan.rounds else ()
+            bits = tuple(bits_of(plan, stages)) if plan.terms.rounds else ()
             own = ways._replace(bits=bits, sharded=plan.divided, far=plan.far)
             costs = costs_of(graph, stages, self.profiles, alive, copies=copies, ways=own)
             held = tuple(
@@ -282,7 +283,7 @@ class Judge:
         return self._priced[key]
 
     def _usd_per_s(self, plan: Plan) -> float:
-        cluster = self.cluster_of(plan.hosts)
+        cluster = self.cluster_of(plan.place.hosts)
         return sum(cluster.device_of(r).usd_per_hour for r in range(plan.total_ranks)) / 3600
 
     # -- bounds -----------------------------------------------------------------------------------
@@ -292,7 +293,7 @@ class Judge:
         if objective == "memory" or is_asynchronous(plan):
             return 0.0
         work = self._pieces.between(plan.cuts)
-        waits = plan.clip and not plan.post_validation
+        waits = plan.agreement.clip and not plan.agreement.post_validation
         parts = self._parts(plan)
         seconds = max(longest_s(*part, work, waits=waits) for part in parts)
         return _ROUNDING * self._score(plan, objective, seconds)
@@ -308,15 +309,15 @@ class Judge:
         except GraphError:
             return 0.0
         parts = list(self._parts(plan))
-        if objective == "memory" and (plan.offloads or plan.parts):
+        if objective == "memory" and (plan.offloads or plan.place.parts):
             return 0.0
         if schedule is not None:
             peaks = most_held(schedule, stages.edges, held)
             _, places = parts[0]
             return float(max(peaks[at % len(peaks), place] for at, place in enumerate(places)))
         work = self._pieces.chained(costs.action_s)
-        ends_s = None if plan.shares or plan.shards else self._ends_s(plan, stages)
-        waits = plan.clip and not plan.post_validation
+        ends_s = None if plan.place.shares or plan.shards else self._ends_s(plan, stages)
+        waits = plan.agreement.clip and not plan.agreement.post_validation
         seconds = max(longest_s(*part, work, ends_s, waits=waits) for part in parts)
         return _ROUNDING * self._score(plan, objective, seconds)
 
@@ -336,7 +337,7 @@ class Judge:
 
     def _parts(self, plan: Plan) -> Iterator[tuple[ActionCounts, list[int]]]:
         """Yield the counts of each share, the largest first, and the places of its ranks."""
-        places, grid = self.places(plan.hosts, plan.total_ranks), plan.grid
+        places, grid = self.places(plan.place.hosts, plan.total_ranks), plan.grid
         for share in sorted(set(grid.shares), reverse=True):
             whose = [at for at, own in enumerate(grid.shares) if own == share]
             yield (
@@ -355,13 +356,13 @@ class Judge:
 
     def _ends_s(self, plan: Plan, stages: Stages) -> NDArray[np.float64]:
         """Return for each rank of a replica the seconds of the sum after its last action."""
-        counts, cluster = self._counts_of(plan), self.cluster_of(plan.hosts)
+        counts, cluster = self._counts_of(plan), self.cluster_of(plan.place.hosts)
         ends_s, grid = np.zeros(plan.num_ranks), plan.grid
         each = [grid.ranks_of(replica) for replica in range(grid.replicas)]
         for stage in stages.stages:
             holders = np.flatnonzero(counts.forward[:, stage.index])
             ranks = [r for own in each for r in np.array(own)[holders].tolist()]
             if len(ranks) > 1:
-                size = summed_bytes(self.graph, stage.parameters, plan.sums)
+                size = summed_bytes(self.graph, stage.parameters, plan.agreement.sums)
                 ends_s[counts.last == stage.index] = cluster.sum_s(size, ranks)
         return ends_s

@@ -11,7 +11,6 @@ Source:  arXiv:1910.02653 (Checkmate: what to keep, by its cost, under a budget)
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from math import ceil, floor
 from typing import NamedTuple
@@ -94,7 +93,7 @@ class _Form:
         self.keepings = keepings_of(self.judge.graph, plan.cuts, ends)
         self.in_part = reads_alike(self.judge.schedule(plan))
         said = self.judge.rules.of_stages("recompute", plan, self.judge.graph)
-        own = plan.recompute or (False,) * plan.num_stages
+        own = plan.recompute
         self.ways = [
             self._ways(found.corners(keeping, self.op_s), all_of_it=not ends)
             if word is None
@@ -171,7 +170,7 @@ class _Form:
         """
         own = [max(levels.get(rank, 0) for rank in ranks) for ranks in self.holders]
         again = tuple(self._again(stage, level) for stage, level in enumerate(own))
-        return self.judge.candidate(replace(self.plan, recompute=again))
+        return self.judge.candidate(self.plan.changed(recompute=again))
 
     def _again(self, stage: int, level: float) -> Recompute:
         less = self._at(stage, ceil(level))
@@ -184,7 +183,7 @@ class _Form:
 
     def _full(self, made: Candidate) -> set[int]:
         """Return the ranks that lack memory."""
-        there = self.judge.cluster_of(made.plan.hosts)
+        there = self.judge.cluster_of(made.plan.place.hosts)
         rows = enumerate(made.peak_bytes)
         return {rank for rank, peak in rows if peak > there.memory_of(rank)}
 

@@ -18,7 +18,6 @@ Source:  the four passes of DeepCompile, arXiv:2504.09983, decided together; not
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Literal, NamedTuple, TypeAlias, cast, get_args
 
 from penstock.errors import PlanError
@@ -69,9 +68,9 @@ class StageMove(NamedTuple):
         stages = plan.num_stages
         match self.what:
             case "again":
-                again = list(plan.recompute or (False,) * stages)
+                again = list(plan.recompute)
                 again[self.stage] = bool(self.value)
-                return replace(plan, recompute=tuple(again))
+                return plan.changed(recompute=tuple(again))
             case "far":
                 words = list[Offloaded](plan.offload or ("none",) * stages)
                 words[self.stage] = cast("Offloaded", self.value)
@@ -81,9 +80,9 @@ class StageMove(NamedTuple):
                 parts[self.stage] = cast("Sharding", self.value)
                 return _placed(plan, plan.offload, parts)
             case "prefetch":
-                return replace(plan, prefetch=int(self.value))
+                return plan.changed(prefetch=int(self.value))
             case "beside":
-                return replace(plan, beside=bool(self.value))
+                return plan.changed(beside=bool(self.value))
 
 
 def _placed(plan: Plan, words: Sequence[Offloaded], parts: Sequence[Sharding]) -> Plan:
@@ -95,23 +94,21 @@ def _placed(plan: Plan, words: Sequence[Offloaded], parts: Sequence[Sharding]) -
     for stage, word in enumerate(words):
         if plan.replicas > 1 and "weights" in AWAY[word] and row[stage] == "replicate":
             row[stage] = "shard"
-    offload = tuple(words) if any(word != "none" for word in words) else ()
-    shard = tuple(row) if any(word != "replicate" for word in row) else ()
-    fetches = bool(shard) or any("weights" in AWAY[word] for word in offload)
-    return replace(
-        plan,
-        offload=offload,
-        beside=plan.beside and bool(offload),
-        shard=shard,
-        prefetch=plan.prefetch if fetches else 0,
-        parts=plan.parts if shard else (),
+    shards = any(word != "replicate" for word in row)
+    fetches = shards or any("weights" in AWAY[word] for word in words)
+    return plan.changed(
+        offload=words,
+        beside=plan.overlap.beside and any(word != "none" for word in words),
+        shard=row,
+        prefetch=plan.overlap.prefetch if fetches else 0,
+        parts=plan.place.parts if shards else (),
     )
 
 
 def _bare(judge: Judge, plan: Plan) -> Plan:
     """Return the plan with everything near, whole, and kept but for what rules say."""
     kept = keeping_all(judge, plan)
-    return replace(kept, offload=(), beside=False, shard=(), prefetch=0, parts=())
+    return kept.changed(offload=(), beside=False, shard=(), prefetch=0, parts=())
 
 
 class MayMove(NamedTuple):
@@ -304,7 +301,7 @@ class Climber:
             units = in_units(self.judge, bare) if self._may.cuts else bare
             shard: tuple[Sharding, ...] = ("shard",) * units.num_stages if of.replicas > 1 else ()
             far: tuple[Offloaded, ...] = ("all",) * units.num_stages if what == "far" else ()
-            made = replace(units, shard=shard, offload=far)
+            made = units.changed(shard=shard, offload=far)
             if not self.judge.rules.broken(made, self.judge.graph):
                 yield self._candidate(made)
 
@@ -315,7 +312,7 @@ def _room(move: StageMove, plan: Plan) -> int:
         case "again":
             return 1 if move.value else -1
         case "far":
-            now = plan.offload[move.stage] if plan.offload else "none"
+            now = plan.stages[move.stage].far
             away, other = AWAY[now], AWAY[cast("Offloaded", move.value)]
             return (away <= other) - (other <= away)
         case _:
@@ -344,7 +341,7 @@ def with_moves(
     tops: list[Candidate] = []
     for start in (*rows, *climber.starts(rows)):
         plan = start.plan
-        form = plan.cuts, plan.schedule, plan.replicas, plan.hosts, start in rows
+        form = plan.cuts, plan.schedule, plan.replicas, plan.place.hosts, start in rows
         if best is None or field.is_over():
             return
         if form in forms or (start in rows and not _is_near(field, start, best)):

@@ -3,7 +3,6 @@
 import itertools
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 from penstock.graph.graph import Graph
 from penstock.plan.plan import Plan
@@ -22,7 +21,7 @@ _MOST = 32  # of them that are simulated
 def with_cuts(graph: Graph, plan: Plan, cuts: Iterable[int]) -> Plan:
     """Return `plan` cut elsewhere, into as many stages."""
     row = tuple(cuts)
-    return replace(plan, cuts=row, cut_names=tuple(graph.cut_points[c].name for c in row))
+    return plan.changed(cuts=row, cut_names=tuple(graph.cut_points[c].name for c in row))
 
 
 def polish(judge: Judge, best: Candidate, objective: Objective, effort: Effort) -> Candidate:
@@ -98,7 +97,7 @@ def _relaxed(plan: Plan) -> Iterator[Plan]:
     for stage, again in enumerate(plan.recompute):
         if again:
             row = (*plan.recompute[:stage], False, *plan.recompute[stage + 1 :])
-            yield replace(plan, recompute=row)
+            yield plan.changed(recompute=row)
 
 
 def _neighbours(graph: Graph, plan: Plan) -> Iterator[Plan]:
@@ -117,8 +116,8 @@ def other_shares(judge: Judge, plan: Plan) -> Iterator[Plan]:
     """
     if isinstance(plan.schedule, Schedule) or has_window(plan.schedule):
         return
-    places, grid = judge.places(plan.hosts, plan.total_ranks), plan.grid
-    room_of = judge.cluster_of(plan.hosts).memory_of
+    places, grid = judge.places(plan.place.hosts, plan.total_ranks), plan.grid
+    room_of = judge.cluster_of(plan.place.hosts).memory_of
     alike: dict[tuple[tuple[int, int], ...], list[int]] = {}
     for replica in range(grid.replicas):
         kinds = tuple((places[rank], room_of(rank)) for rank in grid.ranks_of(replica))
@@ -135,4 +134,4 @@ def other_shares(judge: Judge, plan: Plan) -> Iterator[Plan]:
                     shares[replica] -= 2**exponent
                     shares[min(takers, key=shares.__getitem__)] += 2**exponent
                 if min(shares) > 0:
-                    yield replace(plan, shares=tuple(shares), num_micro_batches=max(shares))
+                    yield plan.changed(shares=tuple(shares), num_micro_batches=max(shares))

@@ -3,7 +3,6 @@
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 
 from penstock.bits import AS_IT_IS
 from penstock.cluster.cluster import Host
@@ -12,6 +11,7 @@ from penstock.graph.memory import moved
 from penstock.graph.wire import error_bound, message_bytes, summed_bytes
 from penstock.plan.plan import By, Decision, Plan, repeats_all
 from penstock.plan.tried import is_tie
+from penstock.plan.words import Words
 from penstock.profile.profile import Profile
 from penstock.program.passes.offload import Offloaded
 from penstock.program.passes.shard import Sharding
@@ -27,7 +27,8 @@ from penstock.search.shapes import Fixed
 from penstock.simulate.sharing import crowded
 from penstock.units import format_bytes, format_seconds
 
-_NEAR = {"offload": (), "beside": False}  # weights that every replica would have far
+_WHOLE = Words(shard=(), prefetch=0, parts=())
+_NEAR = Words(offload=(), beside=False)  # weights that every replica would have far
 _WORTH = 0.99  # of a step: less is no gain
 
 
@@ -102,16 +103,16 @@ def _copies(best: Candidate, field: Field, judge: Judge, asked: object) -> Itera
     if any(word != "none" for word in plan.offload):
         by: By = "search"
         if not any(each.offloads for each in field.plans):  # found where memory was short
-            other = judge.candidate(replace(plan, beside=not plan.beside))
-            way = "between" if plan.beside else "beside"
+            other = judge.candidate(plan.changed(beside=not plan.overlap.beside))
+            way = "between" if plan.overlap.beside else "beside"
             why = f"{way} computes {other.refused or format_seconds(other.step_s)}"
-            if not (plan.beside or other.refused) and other.step_s < best.step_s:
+            if not (plan.overlap.beside or other.refused) and other.step_s < best.step_s:
                 why = "no rank has a core more than it computes with"
-        elif all(not each.beside for each in field.plans):
+        elif all(not each.overlap.beside for each in field.plans):
             by, why = "only choice", "no rank has a core more than it computes with"
         else:
-            why = _against(best, field, judge, "way to copy", lambda plan: plan.beside)
-        value = "beside computes" if plan.beside else "between computes"
+            why = _against(best, field, judge, "way to copy", lambda plan: plan.overlap.beside)
+        value = "beside computes" if plan.overlap.beside else "between computes"
         yield Decision("copies", value, by, why)
 
 
@@ -123,7 +124,8 @@ def _waiting(judge: Judge, best: Candidate, fixed: Fixed) -> Iterator[Decision]:
         return
     if all(word == "none" for word in plan.offload):
         return
-    near = replace(plan, offload=(), beside=False, prefetch=plan.prefetch if plan.shards else 0)
+    ahead = plan.overlap.prefetch
+    near = plan.changed(offload=(), beside=False, prefetch=ahead if plan.shards else 0)
     if judge.rules.broken(near, judge.graph):
         return
     counts = Counter(plan.offload)
@@ -137,7 +139,7 @@ def _waiting(judge: Judge, best: Candidate, fixed: Fixed) -> Iterator[Decision]:
     parts = [f"{words[each]} of {counts[each]}" for each in words if counts[each]]
     value = f"{', '.join(parts)} of {plan.num_stages} stages"
     if plan.far:
-        value += f", loaded {plan.prefetch} ahead" if plan.prefetch else ", loaded at their use"
+        value += f", loaded {ahead} ahead" if ahead else ", loaded at their use"
     whole = judge.candidate(near)
     yield Decision("offload", value, "search", _in_place_of(best, whole))
 
@@ -161,30 +163,31 @@ def _shards(judge: Judge, best: Candidate) -> Iterator[Decision]:
         "replicate": "whole",
     }
     value = ", ".join(f"{counts[each]} {words[each]}" for each in words if counts[each])
-    ahead = f", gathered {plan.prefetch} ahead" if plan.prefetch else ", gathered at their use"
-    undivided = replace(plan, shard=(), prefetch=0, parts=(), **({} if not plan.far else _NEAR))
+    distance, own = plan.overlap.prefetch, plan.place.parts
+    ahead = f", gathered {distance} ahead" if distance else ", gathered at their use"
+    undivided = plan.changed(**(_WHOLE | (_NEAR if plan.far else Words())))
     if judge.rules.broken(undivided, judge.graph):
         yield Decision("shard", value + ahead, "user", "asked for by a rule")
         return
     whole = judge.candidate(undivided)
     yield Decision("shard", value + ahead, "search", _in_place_of(best, whole))
-    if plan.parts:
-        equal = judge.candidate(replace(plan, parts=()))
-        row = (f"{float(plan.grid.part_of(r, plan.parts)):.3g}" for r in range(plan.total_ranks))
+    if own:
+        equal = judge.candidate(plan.changed(parts=()))
+        row = (f"{float(plan.grid.part_of(r, own)):.3g}" for r in range(plan.total_ranks))
         why = f"in equal parts {equal.refused}" if equal.refused else "by the memory of the ranks"
         yield Decision("parts", f"{', '.join(row)} of what is divided", "search", why)
 
 
 def _validation(judge: Judge, plan: Plan) -> Iterator[Decision]:
     """Yield what waiting for the norm costs, where an update may come before it, and gains."""
-    if not plan.clip or plan.num_ranks == 1 or has_window(plan.schedule):
+    if not plan.agreement.clip or plan.num_ranks == 1 or has_window(plan.schedule):
         return
     if judge.graph.copy_dtype == "float16":  # a step that overflows is left out
         return
-    ways = (replace(plan, clip=clip, post_validation=False) for clip in (True, False))
+    ways = (plan.changed(clip=clip, post_validation=False) for clip in (True, False))
     waits, free = (judge.simulated(way, spans=False)[0].step_s for way in ways)
     gain = f"{format_seconds(free)} in place of {format_seconds(waits)} per step of a long run"
-    if plan.post_validation:
+    if plan.agreement.post_validation:
         why = f"asked for: {gain}, where few gradients are clipped; weights and state held twice"
         yield Decision("post-validation", "yes", "user", why)
     elif free < _WORTH * waits:
@@ -242,18 +245,18 @@ def _summed(judge: Judge, chosen: Candidate) -> Iterator[Decision]:
     plan, stages = chosen.plan, judge.price(chosen.plan).stages
     made = judge.schedule(plan)
     several = [s for s in stages.stages if plan.replicas * len(made.stage_ranks[s.index]) > 1]
-    if plan.sums is None or not several:
+    if plan.agreement.sums is None or not several:
         return
-    other = judge.candidate(replace(plan, sums=None))
+    other = judge.candidate(plan.changed(sums=None))
     now, wide = (
         format_bytes(sum(summed_bytes(judge.graph, s.parameters, sums) for s in several))
-        for sums in (plan.sums, None)
+        for sums in (plan.agreement.sums, None)
     )
     why = (
         f"asked for: sums of {now} in place of {wide}, {format_seconds(chosen.step_s)} in place of "
     )
     why += f"{format_seconds(other.step_s)} a step; rounded once on each rank, and once summed"
-    yield Decision("sums", plan.sums, "user", why)
+    yield Decision("sums", plan.agreement.sums, "user", why)
 
 
 def _packed(judge: Judge, chosen: Candidate, fewest: tuple[int, int]) -> Iterator[Decision]:
@@ -261,24 +264,24 @@ def _packed(judge: Judge, chosen: Candidate, fewest: tuple[int, int]) -> Iterato
     plan = chosen.plan
     if fewest == (AS_IT_IS, AS_IT_IS) or plan.num_ranks == 1:
         return
-    other = fewest if not plan.rounds else (AS_IT_IS, AS_IT_IS)
-    against = judge.candidate(replace(plan, wire=other))
+    other = fewest if not plan.terms.rounds else (AS_IT_IS, AS_IT_IS)
+    against = judge.candidate(plan.changed(wire=other))
     stages = judge.price(plan).stages
     sizes = [
         sum(message_bytes(judge.graph, e.values, wire[e.kind == "B"]) for e in stages.edges)
-        for wire in (plan.wire, other)
+        for wire in (plan.terms.wire, other)
     ]
     own, theirs = map(format_bytes, sizes)
     other_s = "no plan" if against.refused else f"{format_seconds(against.step_s)} a step"
-    if plan.rounds:
-        most = max(error_bound(bits) for bits in plan.wire if bits != AS_IT_IS)
+    if plan.terms.rounds:
+        most = max(error_bound(bits) for bits in plan.terms.wire if bits != AS_IT_IS)
         why = f"{own} in place of {theirs} between stages a micro-batch, "
         why += f"{format_seconds(chosen.step_s)} in place of {other_s}; a number moves by at most "
         why += f"{most:.2g} of the greatest of its row"
     else:
         why = f"{wire_words(other)}, as the job allows, would take {other_s}: {theirs} in place "
         why += f"of {own} between stages a micro-batch"
-    yield Decision("wire", wire_words(plan.wire), "search", why)
+    yield Decision("wire", wire_words(plan.terms.wire), "search", why)
 
 
 def wire_words(wire: tuple[int, int]) -> str:
@@ -292,9 +295,10 @@ def wire_words(wire: tuple[int, int]) -> str:
 def _sharing(plan: Plan) -> tuple[By, str]:
     """Return by whom and why the micro-batches of a step are shared as they are."""
     why = "the job sets how many make a step"
-    if not plan.shares:
+    shares = plan.place.shares
+    if not shares:
         return "only choice", why
-    if max(plan.shares) - min(plan.shares) == 1 and plan.step_micro_batches % plan.replicas:
+    if max(shares) - min(shares) == 1 and plan.step_micro_batches % plan.replicas:
         return "only choice", f"{why}, and {plan.replicas} replicas cannot have the same"
     return "search", f"{why}; replicas on faster devices take more of them"
 
@@ -314,7 +318,7 @@ def _machines(best: Candidate, field: Field, judge: Judge) -> tuple[Decision, ..
 
 def _cores(judge: Judge, plan: Plan) -> tuple[Decision, ...]:
     """Return that ranks share cores, where a host has fewer."""
-    cluster = judge.cluster_of(plan.hosts)
+    cluster = judge.cluster_of(plan.place.hosts)
     words: list[str] = []
     for number, cores in crowded(plan.total_ranks, cluster).items():
         host = cluster.hosts[number]
@@ -328,7 +332,7 @@ def _assumed(judge: Judge, plan: Plan) -> tuple[Decision, ...]:
     """Return that nobody has measured the link between the ranks, where that is so."""
     if plan.total_ranks < 2:
         return ()
-    link = judge.cluster_of(plan.hosts).slowest_link(range(plan.total_ranks))
+    link = judge.cluster_of(plan.place.hosts).slowest_link(range(plan.total_ranks))
     why = "a guess that nobody has measured; `penstock doctor --links --out FILE` does"
     return (Decision("link", str(link), "only choice", why),) if link.assumed else ()
 
@@ -339,7 +343,7 @@ def _hosts(best: Candidate, field: Field, judge: Judge) -> tuple[Decision, ...]:
         return ()
     plan = best.plan
     why = _against(best, field, judge, "order of hosts", lambda p: _order_of(judge, p))
-    there, used = judge.cluster_of(plan.hosts), _order_of(judge, plan)
+    there, used = judge.cluster_of(plan.place.hosts), _order_of(judge, plan)
     holding = [there.host_of(rank).name for rank in range(plan.total_ranks)]
     words: list[str] = []
     for _, group in itertools.groupby(there.hosts[: len(used)], lambda h: (h.device, h.region)):
@@ -352,9 +356,10 @@ def _hosts(best: Candidate, field: Field, judge: Judge) -> tuple[Decision, ...]:
         count = sum(host.num_devices for host in row)
         words.append(f"idle {_names(row)} ({count} {_kind(judge, row[0])})")
     found = [Decision("hosts", ", ".join(words), "search", why)]
-    if plan.early:
+    if plan.overlap.early:
         posted = "between hosts a message moves only once its receive is posted"
-        found.append(Decision("receives", f"{plan.early} computes early", "only choice", posted))
+        value = f"{plan.overlap.early} computes early"
+        found.append(Decision("receives", value, "only choice", posted))
     return *found, *crossing(judge, plan)
 
 
@@ -369,7 +374,7 @@ def _kind(judge: Judge, host: Host) -> str:
 
 
 def _order_of(judge: Judge, plan: Plan) -> tuple[str, ...]:
-    there = judge.cluster_of(plan.hosts)
+    there = judge.cluster_of(plan.place.hosts)
     return tuple(dict.fromkeys(there.host_of(rank).name for rank in range(plan.total_ranks)))
 
 
@@ -428,7 +433,7 @@ def _saved(judge: Judge, plan: Plan) -> str:
     """Return what recompute saves of activations, and the seconds that it takes, in words."""
     if not any(plan.recompute) or not trains(plan.schedule):
         return ""
-    whole = replace(plan, recompute=(False,) * plan.num_stages)
+    whole = plan.changed(recompute=(False,) * plan.num_stages)
     priced, kept = judge.price(plan), judge.price(whole)
     held, less = (sum(s.forward.change_bytes for s in p.stages.stages) for p in (kept, priced))
     seconds = priced.costs.action_s[B].max(axis=1) - kept.costs.action_s[B].max(axis=1)

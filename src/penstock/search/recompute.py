@@ -30,8 +30,8 @@ def as_needed(judge: Judge, plan: Plan) -> Plan | None:
     schedule, count = judge.schedule(judge.suited(plan)), plan.num_stages
     orders, ways = schedule.orders, ways_of(schedule)
     said = judge.rules.of_stages("recompute", plan, judge.graph)
-    keeps = judge.price(replace(plan, recompute=tuple(s == "yes" for s in said)), ways=ways)
-    again = judge.price(replace(plan, recompute=tuple(s != "no" for s in said)), ways=ways)
+    keeps = judge.price(plan.changed(recompute=tuple(s == "yes" for s in said)), ways=ways)
+    again = judge.price(plan.changed(recompute=tuple(s != "no" for s in said)), ways=ways)
     forward_s = keeps.costs.action_s[F].max(axis=1)
     free = {stage for stage, value in enumerate(said) if value is None}
     ranks = [orders.stages[a:b] for a, b in itertools.pairwise(orders.offsets.tolist())]
@@ -58,13 +58,13 @@ def as_needed(judge: Judge, plan: Plan) -> Plan | None:
     if len(chosen) in (0, len(free)):
         return None
     row = tuple(stage in chosen or value == "yes" for stage, value in enumerate(said))
-    return replace(plan, recompute=row)
+    return plan.changed(recompute=row)
 
 
 def keeping_all(judge: Judge, plan: Plan) -> Plan:
     """Return the plan with nothing repeated but what rules say."""
     said = judge.rules.of_stages("recompute", plan, judge.graph)
-    return replace(plan, recompute=tuple(word == "yes" for word in said))
+    return plan.changed(recompute=tuple(word == "yes" for word in said))
 
 
 def keeps_all(judge: Judge, plan: Plan) -> bool:

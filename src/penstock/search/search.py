@@ -117,7 +117,7 @@ def search(  # noqa: PLR0913 - what there is, and one for each request
     chosen = _plainest(field, best, others, fixed, error)
     if chosen is not best:
         why = reasons(chosen, field, judge, fixed, cutter.devices(chosen.plan))
-    if replace(chosen.plan, wire=best.plan.wire) != best.plan:
+    if chosen.plan.changed(wire=best.plan.terms.wire) != best.plan:
         why = (*why, why_simplest(judge, chosen, best))
     front = front_of([best, *others, *field.front()]) if with_front else ()
     candidates = *((chosen,) if chosen is not best else ()), best, *others, *field.simulated
@@ -252,20 +252,20 @@ class _Cutter:
             post_validation=self.clip and fixed.post_validation,
             shares=shape.shares,
         )
-        bare = by_speed(self.judge, replace(bare, buffers=fixed.buffers, sums=fixed.sums), shape)
+        bare = by_speed(self.judge, bare.changed(buffers=fixed.buffers, sums=fixed.sums), shape)
         cuts = self._cut(bare, shape)
         if cuts is None:
             return
         early = early_on(self.judge.cluster_of(shape.hosts), bare.total_ranks)
         try:
-            bare = self._offloading(replace(bare, hosts=shape.hosts, early=early), fixed.offload)
+            bare = self._offloading(bare.changed(hosts=shape.hosts, early=early), fixed.offload)
         except PlanError as problem:  # not with this schedule
             self.problem = self.problem or problem
             return
         plan = by_work(self.judge, with_cuts(self.judge.graph, bare, cuts))
-        wires = [plan.wire, fixed.wire] if shape.num_ranks > 1 else [plan.wire]
+        wires = [plan.terms.wire, fixed.wire] if shape.num_ranks > 1 else [plan.terms.wire]
         for recompute, wire in itertools.product(self._choices(fixed), dict.fromkeys(wires)):
-            again = replace(plan, recompute=(recompute,) * shape.stages, wire=wire)
+            again = plan.changed(recompute=(recompute,) * shape.stages, wire=wire)
             try:
                 again = made_to_keep(again, self.judge.graph, self.judge.rules)
             except PlanError as problem:  # not with this schedule, or these replicas
@@ -274,9 +274,9 @@ class _Cutter:
             yield again
             copies = any(word != "none" for word in again.offload)
             if copies and self.copies_beside(again):
-                yield replace(again, beside=True)
+                yield again.changed(beside=True)
                 if again.far and again.num_stages > again.num_ranks:
-                    yield replace(again, beside=True, prefetch=1)
+                    yield again.changed(beside=True, prefetch=1)
 
     def _offloading(self, bare: Plan, what: Offloaded | None) -> Plan:
         """Return the plan with what is asked for in far memory; parts of weights, if any.
@@ -292,7 +292,7 @@ class _Cutter:
                 message = f"{name_of(bare.schedule)} puts a stage on several ranks"
                 hint = "take another schedule, or offload the state only"
                 raise PlanError(f"{message}, and its weights into far memory of each", hint=hint)
-        return replace(bare, offload=(what,) * bare.num_stages, shard=shard)
+        return bare.changed(offload=(what,) * bare.num_stages, shard=shard)
 
     def _choices(self, fixed: Fixed) -> tuple[bool, ...]:
         """Return what is tried of recompute, where no rule says something."""
@@ -307,7 +307,7 @@ class _Cutter:
 
         That is a copy engine, or a core more than it computes with.
         """
-        cluster = self.judge.cluster_of(plan.hosts)
+        cluster = self.judge.cluster_of(plan.place.hosts)
         ranks = [r for r in range(plan.total_ranks) if not cluster.device_of(r).copy_engine]
         used = Counter(map(cluster.host_number, range(plan.total_ranks)))
         asked = {cluster.host_number(rank) for rank in ranks}
@@ -315,7 +315,7 @@ class _Cutter:
 
     def devices(self, plan: Plan) -> tuple[tuple[int, ...], ...]:
         """Return for each stage the kinds of device that it runs on: places of profiles."""
-        places = self.judge.places(plan.hosts, plan.total_ranks)
+        places = self.judge.places(plan.place.hosts, plan.total_ranks)
         if len(set(places)) == 1:
             return (places[:1],) * plan.num_stages
         holders = self.judge.holders(plan)
@@ -327,7 +327,7 @@ class _Cutter:
 
     def _cut(self, bare: Plan, shape: Shape) -> tuple[int, ...] | None:
         """Return the cuts; those that rules require too, if there are enough stages for them."""
-        there = replace(bare, hosts=shape.hosts)
+        there = bare.changed(hosts=shape.hosts)
         devices, portions = self.devices(there), tuple[float, ...]()
         if longest := self.judge.portions(there):
             devices, portions = tuple((kind,) for kind, _ in longest), tuple(p for _, p in longest)

@@ -11,7 +11,7 @@ from penstock.cluster.order import host_orders, placed
 from penstock.errors import PlanError, ScheduleError
 from penstock.graph.graph import Graph
 from penstock.job import Precision
-from penstock.plan.plan import Buffers
+from penstock.plan.terms import Buffers
 from penstock.program.passes.offload import Offloaded
 from penstock.rules.rule import Rule
 from penstock.schedule import SCHEDULES

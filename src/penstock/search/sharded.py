@@ -16,7 +16,6 @@ Source:  parts by memory, shares by speed: Cephalo, arXiv:2411.01075; selective 
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from penstock.graph.cut_points import block_ends
 from penstock.plan.plan import Plan, is_asynchronous
@@ -66,7 +65,7 @@ def lets_go(judge: Judge, plan: Plan) -> bool:
 
     They may where it updates at the end of a step, for good, and has one copy in a replica.
     """
-    synchronous = not is_asynchronous(plan) and not plan.post_validation
+    synchronous = not is_asynchronous(plan) and not plan.agreement.post_validation
     return synchronous and all(len(ranks) == 1 for ranks in judge.holders(plan))
 
 
@@ -74,7 +73,7 @@ def _ways(judge: Judge, plan: Plan) -> Iterator[Plan]:
     """Yield the plan, and the plan in units, with all in shards that are gathered early or late."""
     for each in dict.fromkeys((plan, in_units(judge, plan))):
         for ahead in _AHEAD if each.num_stages > 1 else (0,):
-            made = replace(each, shard=("shard",) * each.num_stages, prefetch=ahead)
+            made = each.changed(shard=("shard",) * each.num_stages, prefetch=ahead)
             if not judge.rules.broken(made, judge.graph):
                 yield made
 
@@ -93,20 +92,20 @@ def in_units(judge: Judge, plan: Plan) -> Plan:
 
 def _fitted(judge: Judge, plan: Plan) -> Candidate:
     """Return the candidate of a plan, its parts equal, or as memory says where that lacks."""
-    best = made = judge.candidate(replace(plan, parts=()))
+    best = made = judge.candidate(plan.changed(parts=()))
     before: Candidate | None = None
     for _ in range(_MOST_TIMES if made.refused and made.peak_bytes else 0):
         parts = made.plan.grid.uneven(_parts(judge, made, before))
-        if parts == made.plan.parts:
+        if parts == made.plan.place.parts:
             break
-        before, made = made, judge.candidate(replace(made.plan, parts=parts))
+        before, made = made, judge.candidate(made.plan.changed(parts=parts))
         best = min(best, made, key=lambda each: _unfit(judge, each))
     return best
 
 
 def _unfit(judge: Judge, candidate: Candidate) -> tuple[int, float]:
     """Return what is to be small of parts: the bytes that lack, then the largest."""
-    grid, parts = candidate.plan.grid, candidate.plan.parts
+    grid, parts = candidate.plan.grid, candidate.plan.place.parts
     largest = max(grid.part_of(rank, parts) for rank in range(candidate.plan.total_ranks))
     return judge.lacking_bytes(candidate), float(largest)
 
@@ -118,8 +117,8 @@ def _parts(judge: Judge, candidate: Candidate, before: Candidate | None) -> tupl
     its peak goes with the part at a rate between the two, or as it did from the one `before`.
     """
     plan, grid = candidate.plan, candidate.plan.grid
-    room_of, held = judge.cluster_of(plan.hosts).memory_of, judge.price(plan).held
-    places, homes = judge.places(plan.hosts, plan.total_ranks), judge.holders(plan)
+    room_of, held = judge.cluster_of(plan.place.hosts).memory_of, judge.price(plan).held
+    places, homes = judge.places(plan.place.hosts, plan.total_ranks), judge.holders(plan)
     parts = [1] * plan.total_ranks
     for first in grid.ranks_of(0):
         ranks, most = grid.column_of(first), list[float]()
@@ -129,8 +128,9 @@ def _parts(judge: Judge, candidate: Candidate, before: Candidate | None) -> tupl
             rates = [sum(each.divided[stage] for stage in own)]
             rates += [rates[0] + sum(each.whole[1][stage] for stage in own)]
             more = room_of(rank) - candidate.peak_bytes[rank]
-            part, rate = float(grid.part_of(rank, plan.parts)), float(rates[more > 0])
-            if before is not None and (was := float(grid.part_of(rank, before.plan.parts))) != part:
+            part, rate = float(grid.part_of(rank, plan.place.parts)), float(rates[more > 0])
+            was = part if before is None else float(grid.part_of(rank, before.plan.place.parts))
+            if before is not None and was != part:
                 seen = (candidate.peak_bytes[rank] - before.peak_bytes[rank]) / (part - was)
                 rate = min(max(seen, rates[0]), rates[1])
             most.append(max(0.0, part + more / rate) if rate else 1.0)
@@ -202,10 +202,10 @@ def _kept_whole(field: Field, best: Candidate) -> Candidate:
 def _changed(plan: Plan, change: tuple[int, Sharding] | int) -> Plan:
     """Return the plan with another word for one stage, or gathers as many stages ahead."""
     if isinstance(change, int):
-        return replace(plan, prefetch=change)
+        return plan.changed(prefetch=change)
     row = list(plan.shard)
     row[change[0]] = change[1]
-    return plan if all(each == "replicate" for each in row) else replace(plan, shard=tuple(row))
+    return plan if all(each == "replicate" for each in row) else plan.changed(shard=tuple(row))
 
 
 def order(field: Field, candidate: Candidate) -> tuple[float, ...]:

@@ -11,7 +11,6 @@ slowness was guessed wrong is corrected by the next change.
 import heapq
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 
 from penstock.plan.lower import lower_plan
 from penstock.plan.plan import Plan, is_asynchronous
@@ -32,7 +31,7 @@ def shifted(
     From shares as they are, even ones and such by speed, by single moves while these make it
     faster.
     """
-    if is_asynchronous(plan) or plan.buffers == "per replica":
+    if is_asynchronous(plan) or plan.terms.buffers == "per replica":
         return None
     own = judge.candidate(plan, as_said=True)
     best, program = own, lower_plan(plan, judge.graph)
@@ -62,7 +61,7 @@ def _starts(judge: Judge, plan: Plan) -> Iterator[Plan]:
     yield plan
     if plan.step_micro_batches < plan.replicas or plan.replicas == 1 or not _is_free(plan):
         return
-    grid, places = plan.grid, judge.places(plan.hosts, plan.total_ranks)
+    grid, places = plan.grid, judge.places(plan.place.hosts, plan.total_ranks)
     took = [judge.profiles[place].micro_batch_s for place in places]
     own = [1 / max(took[rank] for rank in grid.ranks_of(r)) for r in range(grid.replicas)]
     even = evenly(plan.step_micro_batches, plan.replicas)
@@ -86,7 +85,7 @@ def by_speed(total: int, speeds: Sequence[float]) -> tuple[int, ...]:
 
 
 def _with(plan: Plan, shares: tuple[int, ...]) -> Plan:
-    return replace(plan, shares=unlike(shares), num_micro_batches=max(shares))
+    return plan.changed(shares=unlike(shares), num_micro_batches=max(shares))
 
 
 def _is_free(plan: Plan) -> bool:
@@ -98,7 +97,7 @@ def _other_shares(judge: Judge, plan: Plan) -> Iterator[Plan]:
     """Yield plans in which one replica gives a micro-batch to another; of like pairs one."""
     if plan.replicas == 1 or not _is_free(plan):
         return
-    grid, places = plan.grid, judge.places(plan.hosts, plan.total_ranks)
+    grid, places = plan.grid, judge.places(plan.place.hosts, plan.total_ranks)
     like: dict[object, int] = {}
     for replica in range(grid.replicas):
         kinds = tuple(places[rank] for rank in grid.ranks_of(replica))

@@ -7,7 +7,6 @@ of a prediction before it is preferred to one with fewer messages and stages.
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -51,12 +50,12 @@ def exactest(
     fewest:   bits that the job allows, there and back.
     Of those with the most bits there and back together, the best.
     """
-    if not chosen.plan.rounds:
+    if not chosen.plan.terms.rounds:
         return chosen
-    ways = (dict.fromkeys((*wire_choices((least, least)), AS_IT_IS)) for least in fewest)
-    pairs = sorted(itertools.product(*ways), key=sum, reverse=True)
+    there, back = (dict.fromkeys((*wire_choices((least, least)), AS_IT_IS)) for least in fewest)
+    pairs = sorted(itertools.product(there, back), key=sum, reverse=True)
     for _, row in itertools.groupby(pairs, key=sum):
-        found = [judge.candidate(replace(chosen.plan, wire=wire)) for wire in row]
+        found = [judge.candidate(chosen.plan.changed(wire=wire)) for wire in row]
         fits = [each for each in found if not each.refused and each.score(objective)[0] <= limit]
         if fits:
             return min(fits, key=lambda each: each.score(objective))
@@ -76,7 +75,7 @@ def why_simplest(judge: Judge, chosen: Candidate, best: Candidate) -> Decision:
 
 
 def _copies(plan: Plan) -> bool:
-    return plan.beside or bool(copied_of(plan.schedule))
+    return plan.overlap.beside or bool(copied_of(plan.schedule))
 
 
 def _size(judge: Judge, plan: Plan) -> tuple[int, int]:

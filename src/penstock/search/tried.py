@@ -1,7 +1,6 @@
 """Tried: what a search tried beside the plan that it chose, the best of each kind."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from penstock.plan.plan import Plan, plan_by_hand
 from penstock.plan.tried import Tried, in_words
@@ -45,6 +44,8 @@ def row_of(candidate: Candidate, more: str = "") -> Tried:
 def _alone(judge: Judge, like: Plan, micro_batches: int) -> Plan:
     """Return the plan of one process that has all micro-batches of a step."""
     made = plan_by_hand(
-        judge.graph, (), "one_f_one_b", num_micro_batches=micro_batches, clip=like.clip
+        judge.graph, (), "one_f_one_b", num_micro_batches=micro_batches, clip=like.agreement.clip
     )
-    return replace(made, buffers=like.buffers, sums=like.sums, hosts=like.hosts)
+    return made.changed(
+        buffers=like.terms.buffers, sums=like.agreement.sums, hosts=like.place.hosts
+    )

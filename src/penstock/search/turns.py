@@ -28,7 +28,7 @@ def by_speed(judge: Judge, plan: Plan, shape: Shape) -> Plan:
     """
     if not has_turns(plan.schedule):
         return plan
-    there = replace(plan, hosts=shape.hosts)
+    there = plan.changed(hosts=shape.hosts)
     speeds, made = judge.speeds(there), list[tuple[int, ...]]()
     first = 0
     for turn in _turns(plan, plan.schedule):

@@ -67,25 +67,25 @@ def _others(judge: Judge, plan: Plan) -> Iterator[_Other]:
             break
     again = not any(plan.recompute)
     words = "in all stages" if again else "in none"
-    yield "recompute", words, lambda: replace(plan, recompute=(again,) * count)
+    yield "recompute", words, lambda: plan.changed(recompute=(again,) * count)
     if any(word != "none" for word in plan.offload):
         yield "offload", "none", lambda: _near(plan)
-        words = "between computes" if plan.beside else "beside computes"
-        yield "copies", words, lambda: replace(plan, beside=not plan.beside)
+        words = "between computes" if plan.overlap.beside else "beside computes"
+        yield "copies", words, lambda: plan.changed(beside=not plan.overlap.beside)
     yield from _undivided(plan)
-    if plan.sums is not None:
-        yield "sums", "gradients as they are", lambda: replace(plan, sums=None)
-    if plan.rounds:
-        yield "wire", "numbers as they are", lambda: replace(plan, wire=(AS_IT_IS, AS_IT_IS))
-    waits = plan.clip and graph.copy_dtype != "float16"  # there a step may be left out
+    if plan.agreement.sums is not None:
+        yield "sums", "gradients as they are", lambda: plan.changed(sums=None)
+    if plan.terms.rounds:
+        yield "wire", "numbers as they are", lambda: plan.changed(wire=(AS_IT_IS, AS_IT_IS))
+    waits = plan.agreement.clip and graph.copy_dtype != "float16"  # there a step may be left out
     if waits and plan.num_ranks > 1 and not is_asynchronous(plan):
-        words = "no" if plan.post_validation else "yes"
-        other = not plan.post_validation
-        yield "post-validation", words, lambda: replace(plan, post_validation=other)
-    if plan.compiled:
-        yield "compiled", "op by op", lambda: replace(plan, compiled=False)
-    if plan.early:
-        yield "receives", "when they are needed", lambda: replace(plan, early=0)
+        words = "no" if plan.agreement.post_validation else "yes"
+        other = not plan.agreement.post_validation
+        yield "post-validation", words, lambda: plan.changed(post_validation=other)
+    if plan.terms.compiled:
+        yield "compiled", "op by op", lambda: plan.changed(compiled=False)
+    if plan.overlap.early:
+        yield "receives", "when they are needed", lambda: plan.changed(early=0)
     if units_of(plan.schedule):
         yield "units", "whole stages", lambda: _whole(graph, plan)
     yield from _without_rules(graph, plan)
@@ -93,9 +93,9 @@ def _others(judge: Judge, plan: Plan) -> Iterator[_Other]:
 
 def _undivided(plan: Plan) -> Iterator[_Other]:
     if plan.shards:
-        yield "shard", "replicated", lambda: replace(plan, shard=(), prefetch=0, parts=())
-    if plan.parts:
-        yield "parts", "equal", lambda: replace(plan, parts=())
+        yield "shard", "replicated", lambda: plan.changed(shard=(), prefetch=0, parts=())
+    if plan.place.parts:
+        yield "parts", "equal", lambda: plan.changed(parts=())
 
 
 def _without_rules(graph: Graph, plan: Plan) -> Iterator[_Other]:
@@ -121,8 +121,8 @@ def _ruled(graph: Graph, plan: Plan, rule: Rule) -> Plan:
 
 
 def _near(plan: Plan) -> Plan:
-    ahead = plan.prefetch if plan.shards else 0
-    return replace(plan, offload=(), beside=False, prefetch=ahead)
+    ahead = plan.overlap.prefetch if plan.shards else 0
+    return plan.changed(offload=(), beside=False, prefetch=ahead)
 
 
 def _as_replicas(graph: Graph, plan: Plan, replicas: int) -> Plan | None:

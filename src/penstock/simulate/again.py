@@ -7,7 +7,6 @@ Source:  OptPipe, arXiv:2510.05186 (solved again as a run goes on; here: after i
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -48,9 +47,9 @@ def measured(run: Run) -> RunSeconds:
         message = f"{plan.num_stages} stages on {plan.num_ranks} ranks, by {made.name}"
         hint = "give a run of a schedule that drains, with one stage on each rank"
         raise PlanError(message, hint=hint)
-    kept = tuple(_LEFT.get(word, word) for word in plan.offload)
-    beside = plan.beside and any(word != "none" for word in kept)
-    own = run._replace(plan=replace(plan, offload=kept, beside=beside))
+    kept: tuple[Offloaded, ...] = tuple(_LEFT.get(word, word) for word in plan.offload)
+    beside = plan.overlap.beside and any(word != "none" for word in kept)
+    own = run._replace(plan=plan.changed(offload=kept, beside=beside))
     program, recorded, _ = lowered(own, Change(schedule=_all_kinds(made)))
     code = program.code
     rows = np.flatnonzero(WORKS[code.op])

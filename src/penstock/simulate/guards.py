@@ -1,7 +1,7 @@
 """Guards: what a step costs where ranks have copies of what others hold alone: seconds and bytes.
 
 A copy is either updated as the original is, or kept as it was: with the summed gradients since, and
-renewed piece by piece (`Plan.guard`).
+renewed piece by piece (`Plan.agreement.guard`).
 """
 
 from collections.abc import Sequence

@@ -41,7 +41,7 @@ def simulate(
     plan, graph, stages = origin_of(program)
     profiles, places = as_tuple(seconds), (0,) * program.num_ranks
     if cluster is not None:
-        cluster = placed(cluster, plan.hosts)
+        cluster = placed(cluster, plan.place.hosts)
         places = places_of(profiles, cluster, program.num_ranks)
     elif len(profiles) > 1:
         hint = "give the cluster too"
@@ -49,7 +49,7 @@ def simulate(
     schedule = schedule_of(plan, num_steps=program.num_steps)
     alive, ways = weight_copies(schedule), ways_of(schedule)
     ways = ways._replace(
-        bits=program.bits, compiled=plan.compiled, sharded=plan.divided, far=plan.far
+        bits=program.bits, compiled=plan.terms.compiled, sharded=plan.divided, far=plan.far
     )
     costs = costs_of(graph, stages, profiles, alive, copies=plan.offloads, ways=ways)
     costs = by_rank(costs, profiles, program, places, (graph, stages))
@@ -58,7 +58,7 @@ def simulate(
             held_of(graph, stages, profile, alive, copies=plan.offloads, ways=ways)
             for profile in profiles
         ]
-        posted = plan.early > 0 or (cluster is not None and cluster.holds_receives)
+        posted = plan.overlap.early > 0 or (cluster is not None and cluster.holds_receives)
         memory = memory_on(held, program, places, posted=posted)
     own = places, (graph, stages)
     costs, memory = with_guards(costs, memory, program, profiles, own)

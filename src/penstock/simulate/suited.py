@@ -117,7 +117,9 @@ def _with_links(plan: Plan, made: Schedule, setting: Setting, seconds: Seconds) 
     ranks = [[there for column in own for there in column] for own in lives]
     own_units = plan.schedule.units if isinstance(plan.schedule, Recipe) else ()
     ends = np.cumsum(own_units or (1,) * len(lives))
-    weights = [summed_bytes(setting.graph, s.parameters, plan.sums) for s in stages.stages]
+    weights = [
+        summed_bytes(setting.graph, s.parameters, plan.agreement.sums) for s in stages.stages
+    ]
     sums = [
         _rounded(cluster.sum_s(size, own)) if len(own) > 1 else 0.0
         for size, own in zip(weights, ranks, strict=True)

@@ -218,11 +218,10 @@ def changed(run: Run, change: Change) -> Plan:
     asked = None
     if change.schedule is not None:
         asked = as_cut(any_schedule(change.schedule), run.plan.schedule)
-    plan = replace(
-        run.plan,
+    plan = run.plan.changed(
         schedule=asked or run.plan.schedule,
         num_micro_batches=change.num_micro_batches or run.plan.num_micro_batches,
-        shares=() if change.num_micro_batches else run.plan.shares,
+        shares=() if change.num_micro_batches else run.plan.place.shares,
     )
     if asked is None or not takes_seconds(plan) or run.profiles is None:
         return plan
@@ -361,7 +360,7 @@ def usual_changes(run: Run) -> Iterator[tuple[str, Change]]:
             continue
         shares = {*plan.grid.shares}
         made = [built_on(each, plan.num_stages, share, plan.num_ranks) for share in shares]
-        if all(one and (one.is_in_order or plan.buffers != "one copy") for one in made):
+        if all(one and (one.is_in_order or plan.terms.buffers != "one copy") for one in made):
             yield each.name, Change(schedule=each.name)
 
 

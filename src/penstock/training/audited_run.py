@@ -226,7 +226,7 @@ def go_on(
     session.audited = Audited(cpu_s=own.cpu_s, back=(*own.back, problem.audit))
     if session.audit.otherwise == "stop" or session.care.strict:
         raise problem
-    if choice is not None and choice.plan.compiled:
+    if choice is not None and choice.plan.terms.compiled:
         other = session.without_compiling(choice, why)
         return session.train_on(other, step, place, found)
     if choice is not None and (apart := unjoined_choice(session, choice, found, why)):

@@ -17,7 +17,7 @@ _MOST_NAMED = 3
 def fixed_for(job: Job, laws: Laws, fixed: Fixed) -> tuple[Fixed, Decision | None]:
     """Return what the buffers leave of `fixed`, and the decision; None where none is written.
 
-    The decision's value is that of `Plan.buffers`.
+    The decision's value is that of `Plan.terms.buffers`.
     """
     if not laws:
         return fixed, None
@@ -41,23 +41,24 @@ def check_chosen(plan: Plan, job: Job, graph: Graph) -> None:
               sends numbers in fewer bits than the job allows, or updates before it is known
               whether the step is to be left out.
     """
-    if job.scales_loss and (is_asynchronous(plan) or (plan.clip and plan.post_validation)):
+    undoes = plan.agreement.clip and plan.agreement.post_validation
+    if job.scales_loss and (is_asynchronous(plan) or undoes):
         what = name_of(plan.schedule) if is_asynchronous(plan) else "post_validation"
         message = f"{what} updates before it is known whether the step overflows in float16"
         hint = 'set Job.precision="bfloat16", or take a synchronous schedule that updates last'
         raise PlanError(message, hint=hint)
-    if any(bits < fewest for bits, fewest in zip(plan.wire, job.fewest_bits, strict=True)):
-        own, fewest = (" and ".join(map(str, row)) for row in (plan.wire, job.fewest_bits))
+    if any(bits < fewest for bits, fewest in zip(plan.terms.wire, job.fewest_bits, strict=True)):
+        own, fewest = (" and ".join(map(str, row)) for row in (plan.terms.wire, job.fewest_bits))
         message = f"the plan sends numbers in {own} bits (there, back); the job allows {fewest}"
-        raise PlanError(message, hint=f"make a new plan, or set Job.wire_bits={plan.wire}")
-    if plan.sums != job.sums and plan.total_ranks > 1:
-        own, asked = plan.sums or "as they are", job.sums or "as they are"
+        raise PlanError(message, hint=f"make a new plan, or set Job.wire_bits={plan.terms.wire}")
+    if plan.agreement.sums != job.sums and plan.total_ranks > 1:
+        own, asked = plan.agreement.sums or "as they are", job.sums or "as they are"
         message = f"the plan sums gradients over ranks that travel {own}; Job.sums says {asked}"
-        raise PlanError(message, hint=f"make a new plan, or set Job.sums={plan.sums!r}")
+        raise PlanError(message, hint=f"make a new plan, or set Job.sums={plan.agreement.sums!r}")
     replicas = "per replica"
-    if (plan.buffers == replicas) == (job.buffers == replicas) or not graph.written:
+    if (plan.terms.buffers == replicas) == (job.buffers == replicas) or not graph.written:
         return
-    message = f'the plan has buffers "{plan.buffers}", and Job.buffers is "{job.buffers}"'
+    message = f'the plan has buffers "{plan.terms.buffers}", and Job.buffers is "{job.buffers}"'
     raise PlanError(message, hint="make a new plan, or set Job.buffers to what the plan says")
 
 

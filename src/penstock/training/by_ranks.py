@@ -52,15 +52,17 @@ def grown(cursors: Sequence[Cursor], step: int, size: int) -> tuple[Cursor, ...]
 def job_at(job: Job, plan: Plan, cursors: Sequence[Cursor], step: int) -> Job:
     """Return what a plan trains from a step on: its batch, at its place in the data.
 
-    job:      joined as the plan says, so that its micro-batch k is number k * `plan.joined`.
+    job:      joined as the plan says, so that its micro-batch k is number k * `plan.terms.joined`.
     Raises:   PlanError: that place is within micro-batches that the plan joins.
     """
     number, size = number_at(cursors, step), plan.step_micro_batches
-    if number % plan.joined:
-        message = f"step {step} begins with micro-batch {number}, and {plan.joined} are joined"
+    if number % plan.terms.joined:
+        message = (
+            f"step {step} begins with micro-batch {number}, and {plan.terms.joined} are joined"
+        )
         raise PlanError(message, hint="resume with the plan of the run: leave out --plan")
     own = replace(job, micro_batches=size)
-    return ahead(own, number // plan.joined - step * size)
+    return ahead(own, number // plan.terms.joined - step * size)
 
 
 def check_by_ranks(plan: Plan) -> None:
@@ -76,7 +78,7 @@ def check_by_ranks(plan: Plan) -> None:
         what = "replicas that each keep a part of the state"
     elif plan.offloads:
         what = "replicas with far memory"
-    elif plan.shares:
+    elif plan.place.shares:
         what = f"unlike shares, {plan.share_words},"
         hint = "give Job.micro_batches as a multiple of the ranks"
     if what:

@@ -94,7 +94,7 @@ class Joining(NamedTuple):
 
     def is_of(self, plan: Plan) -> bool:
         """Return whether a plan is one of this step."""
-        return (self.joined, self.captured.graph.slices) == (plan.joined, plan.split)
+        return (self.joined, self.captured.graph.slices) == (plan.terms.joined, plan.terms.split)
 
 
 class Option(NamedTuple):
@@ -112,7 +112,7 @@ class Option(NamedTuple):
     @property
     def choice(self) -> Choice:
         """Return the best plan with what it was made from."""
-        plan = replace(self.found.plan, joined=self.way.joined)
+        plan = self.found.plan.changed(joined=self.way.joined)
         return Choice(self.way.job, self.way.captured, plan)
 
 
@@ -171,7 +171,7 @@ def given(
     profiles = there.profile(captured, joined, cluster, there.listener)
     plan = predicted(plan, captured.graph, profiles, cluster)
     choice = in_units(Choice(joined, captured, plan), wanted.units, profiles, cluster, wanted.rules)
-    if choice.plan.compiled:
+    if choice.plan.terms.compiled:
         profiles = known(joined, captured, choice.plan, profiles)
         plan = predicted(choice.plan, captured.graph, profiles, cluster)
         choice = choice._replace(plan=plan)
@@ -256,12 +256,12 @@ def on_hosts_of(plan: Plan, cluster: Cluster | None) -> Plan:
     from penstock.device import here
 
     names = set[str]() if cluster is None else {host.name for host in cluster.hosts}
-    plan = plan if names.issuperset(plan.hosts) else replace(plan, hosts=())
+    plan = plan if names.issuperset(plan.place.hosts) else plan.changed(hosts=())
     if cluster is None or cluster.num_ranks < plan.total_ranks:
         return plan
     is_cpu = here().is_cpu
-    early = early_on(placed(cluster, plan.hosts), plan.total_ranks) if is_cpu else 0
-    return replace(plan, early=early)
+    early = early_on(placed(cluster, plan.place.hosts), plan.total_ranks) if is_cpu else 0
+    return plan.changed(early=early)
 
 
 def for_plan(
@@ -279,9 +279,11 @@ def for_plan(
         message = f"the plan is for {planned} micro-batches a step; the job has {job.micro_batches}"
         raise PlanError(message, hint=hint)
     try:
-        joined, captured = joined_step(job, captured, plan.joined, plan.split, listener)
+        joined, captured = joined_step(job, captured, plan.terms.joined, plan.terms.split, listener)
     except GraphError as problem:
-        joins = f"whose micro-batches are {plan.joined} of the job's; those of this job cannot be"
+        joins = (
+            f"whose micro-batches are {plan.terms.joined} of the job's; those of this job cannot be"
+        )
         message = f"the plan is for graph {plan.graph}, {joins}: {problem.message}"
         raise PlanError(message, hint="make a new plan for this job") from problem
     check_fits(plan, captured.graph)
@@ -444,7 +446,7 @@ def best_of(
 
 
 def _joined(option: Option, candidate: Candidate) -> Candidate:
-    return replace(candidate, plan=replace(candidate.plan, joined=option.way.joined))
+    return replace(candidate, plan=candidate.plan.changed(joined=option.way.joined))
 
 
 def _over(start: float, part_s: float | None) -> Callable[[], bool]:
@@ -473,8 +475,8 @@ def _with_reason(
     others, problems:  what was found with the other sizes that were possible.
     """
     own = plan.share_words
-    if plan.joined != 1:
-        own += f", {in_words(plan.joined)}"
+    if plan.terms.joined != 1:
+        own += f", {in_words(plan.terms.joined)}"
     why = "the job's micro-batches cannot be joined, or little would be gained"
     if problems:
         why = f"every other size was refused: {problems[0].message}"
@@ -498,5 +500,5 @@ def save(
     plan.save(folder / "plan.json")
     captured.graph.save(folder / "graph.json")
     save_profiles(profiles, folder / "profile.json")
-    placed(cluster, plan.hosts).save(folder / "cluster.toml")
+    placed(cluster, plan.place.hosts).save(folder / "cluster.toml")
     timeline.save(folder / "predicted.trace.json")

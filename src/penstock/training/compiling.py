@@ -8,7 +8,6 @@ and takes turns with the plan as it was.
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.plan.plan import By, Decision, Plan
@@ -49,7 +48,7 @@ def compiled(
         by, why = refusal
         return _said(choice, "no", by, why), profiles
     start = time.perf_counter()
-    made = choice._replace(plan=replace(choice.plan, compiled=True))
+    made = choice._replace(plan=choice.plan.changed(compiled=True))
     with there.listener.busy("compiling"):
         profiles = known(made.job, made.captured, made.plan, profiles)
     took_s = time.perf_counter() - start
@@ -65,7 +64,7 @@ def compiled(
         return _said(choice, "no", "search", words), profiles
     with there.listener.busy("trying the compiled plan"):
         order = tried([choice, made], run, trusting=False)
-    one, other = sorted(order, key=lambda each: not each.choice.plan.compiled)
+    one, other = sorted(order, key=lambda each: not each.choice.plan.terms.compiled)
     words = f"{one.took}, not compiled {other.took}; {words}"
     if order[0] is other:
         return _said(choice, "no", "search", words), profiles
@@ -76,7 +75,7 @@ def compiled(
 
 def _impossible(choice: Choice, profiles: "Sequence[Profile]") -> No | None:
     """Return why a plan cannot be compiled; None if it can."""
-    if choice.plan.rounds:
+    if choice.plan.terms.rounds:
         return "only choice", "ops that are compiled round in the last bit, and so would the wire"
     if len(profiles) > 1:
         return "only choice", "devices of several kinds: what it gains is measured on one"

@@ -168,7 +168,8 @@ class RunPilot:
     def _made_ready(self, plan: Plan) -> ReadyPlan:
         choice = self.run.ways.choice_of(plan)
         for other in self._ready.values():
-            if (other.choice.plan.cuts, other.choice.plan.joined) == (plan.cuts, plan.joined):
+            there = other.choice.plan
+            if (there.cuts, there.terms.joined) == (plan.cuts, plan.terms.joined):
                 program = lower_plan(plan, choice.captured.graph)
                 if keeps_state(other.program, program):
                     return self._shared_ready(other, choice, program)
@@ -346,11 +347,11 @@ class RunPilot:
         if not self._is_uneven(plan) and all(is_like(self._slow.get(m, 1.0)) for m in members):
             return None
         judge = self._judge(plan, members)
-        found = shifted(judge, replace(plan, hosts=()))
+        found = shifted(judge, plan.changed(hosts=()))
         if found is None:
             return None
         expected = Prediction(found.step_s, found.peak_bytes, found.usd)
-        return replace(found.plan, hosts=plan.hosts, predicted=expected)
+        return found.plan.changed(hosts=plan.place.hosts, predicted=expected)
 
     def _judge(self, plan: Plan, members: Sequence[int]) -> Judge:
         way, ways = self.run.ways.way(plan), self.run.ways
@@ -362,7 +363,7 @@ class RunPilot:
         assert plan.predicted is not None, "it was simulated"
         if all(is_like(self._slow.get(member, 1.0)) for member in members):
             return plan.predicted.step_s
-        own = replace(plan, hosts=())
+        own = plan.changed(hosts=())
         return self._judge(plan, members).candidate(own, as_said=True).step_s
 
     # -- which machines are wanted ----------------------------------------------------------------

@@ -76,7 +76,7 @@ def ways_of(folder: Path, choice: Choice, fixed: Fixed) -> PlanBasis:
     Micro-batches are joined as the plan has them: a newcomer knows no other way.
     """
     profiles = load_profiles(folder / "profile.json")
-    own = Joining(choice.plan.joined, choice.job, choice.captured, profiles)
+    own = Joining(choice.plan.terms.joined, choice.job, choice.captured, profiles)
     cluster = Cluster.load(folder / "cluster.toml")
     free = replace(fixed, ranks=None, replicas=None, stages=None, post_validation=False)
     return PlanBasis((own,), cluster, replace(free, as_placed=True))

@@ -7,7 +7,7 @@ measured         the part of the step that the decision is about, beside its pre
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple, cast
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 from penstock.errors import ClusterError, PlanError, ProfileError, ScheduleError
 from penstock.files import Json, read_json
 from penstock.plan.plan import Decision, Plan
+from penstock.plan.words import Words, value_of
 from penstock.schedule.recipe import Recipe, words_of
 from penstock.schedule.schedule import Schedule
 from penstock.search.candidate import Candidate
@@ -228,7 +229,7 @@ class Unlike:
 def unlike(a: SeenPlan, b: SeenPlan) -> Iterator[Unlike]:
     """Yield what differs between two plans, in the order of a plan's fields."""
     pairs = [
-        (each.name, getattr(a.plan, each.name), getattr(b.plan, each.name)) for each in fields(Plan)
+        (name, value_of(a.plan, name), value_of(b.plan, name)) for name in Words.__annotations__
     ]
     for name, one, other in pairs:
         if name in _NO_DECISION or one == other:
@@ -273,10 +274,10 @@ def _alone(a: SeenPlan, b: SeenPlan, name: str) -> Candidate | None:
     """Return what `a` gives with one field of `b`; None where that is no plan of its graph."""
     if a.plan.graph != b.plan.graph or name == "graph":
         return None
-    other = {each: getattr(b.plan, each) for each in _TOGETHER.get(name, (name,))}
+    other = {word: value_of(b.plan, word) for word in _TOGETHER.get(name, (name,))}
     try:
-        made = replace(a.plan, **other, decisions=(), predicted=None)
-        if made.grid.step_micro_batches * made.joined != a.plan.step_micro_batches * a.plan.joined:
+        made = replace(a.plan.changed(**cast("Words", other)), decisions=(), predicted=None)
+        if made.job_micro_batches != a.plan.job_micro_batches:
             return None  # another step
         found = a.judge.candidate(made, as_said=True)
     except (PlanError, ScheduleError, ClusterError, ProfileError):

@@ -68,11 +68,11 @@ def segments_of_plan(
 
 def usable(plan: Plan) -> Plan:
     """Return `plan`; not compiled, and it says why, where nothing can be compiled here."""
-    if not plan.compiled or not (why := no_compiler()):
+    if not plan.terms.compiled or not (why := no_compiler()):
         return plan
     others = (each for each in plan.decisions if each.what != "compiled")
     said = Decision("compiled", "no", "only choice", why)
-    return replace(plan, compiled=False, decisions=(*others, said))
+    return plan.changed(compiled=False, decisions=(*others, said))
 
 
 def no_compiler() -> str:

@@ -116,7 +116,7 @@ def ratios_of(
     Ignores:  B and W of several micro-batches at once, of which the ops are others.
     """
     plan, judge = choice.plan, Judge(choice.captured.graph, profiles, cluster)
-    places = judge.places(plan.hosts, plan.total_ranks)
+    places = judge.places(plan.place.hosts, plan.total_ranks)
     profile = judge.profiles[places[0]]
     rows = [told for told, place in zip(samples, places, strict=True) if place == places[0]]
     steps = min((told.steps for told in rows if told.steps), default=0)
@@ -146,7 +146,7 @@ def _updates(
     judge: Judge, choice: Choice, took: Mapping[tuple[str, int], float]
 ) -> Iterator[tuple[tuple[str, int], float]]:
     """Yield the updates that were measured, with the seconds that were predicted of them."""
-    place = judge.places(choice.plan.hosts, 1)[0]
+    place = judge.places(choice.plan.place.hosts, 1)[0]
     seconds = _priced(judge, choice.plan).costs.action_s[KINDS.index("U"), :, place]
     for kind, stage in took:
         if kind == "U" and seconds[stage] > 0:
@@ -158,7 +158,7 @@ def _op_ratios(
 ) -> dict[int, float]:
     plan, graph = choice.plan, choice.captured.graph
     stages, costs, _ = _priced(judge, plan)
-    place, together = judge.places(plan.hosts, 1)[0], ways_of(judge.schedule(plan)).together
+    place, together = judge.places(plan.place.hosts, 1)[0], ways_of(judge.schedule(plan)).together
     found: dict[int, float] = {}
     order: tuple[SegmentKind, ...] = ("F", "I", "W", "B")
     for kind in order[:2] if together > 1 else order:

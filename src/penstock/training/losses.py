@@ -51,8 +51,8 @@ class PlanBasis:
         Raises:   PlanError: it joins micro-batches, or has slices, as none of these does.
         """
         if not any(way.is_of(plan) for way in self.ways):
-            message = f"the plan has {plan.joined} of the job's micro-batches as one"
-            message += f", {dict(plan.split)} in slices"
+            message = f"the plan has {plan.terms.joined} of the job's micro-batches as one"
+            message += f", {dict(plan.terms.split)} in slices"
             raise PlanError(message, hint="give all members the same job file")
         way = self.way(plan)
         return Choice(way.job, way.captured, plan)
@@ -82,7 +82,7 @@ def committing(plan: Plan, ways: PlanBasis) -> Plan:
 
     Where a rank holds something alone, another one has a copy, in the way that costs least.
     """
-    own = replace(plan, commits=True, guard=None, compiled=False, post_validation=False)
+    own = plan.changed(commits=True, guard=None, compiled=False, post_validation=False)
     return safe(own, ways.way(plan), ways.cluster)
 
 

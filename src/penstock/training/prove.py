@@ -180,25 +180,25 @@ def case_of(
     plan, captured = planned.plan, planned.captured
     check_chosen(plan, planned.job, captured.graph)
     count = plan.job_micro_batches
-    clip_norm = planned.job.clip_norm if plan.clip else None
+    clip_norm = planned.job.clip_norm if plan.agreement.clip else None
     job = replace(planned.job, micro_batches=count, clip_norm=clip_norm)
     if not is_asynchronous(plan):
         by_parts = bool(_short_of(captured, COPIES))
         backward, rounded = trains(plan.schedule), None
-        if plan.rounds:
+        if plan.terms.rounds:
             program = lower_plan(plan, captured.graph)
             rounded = SequentialParts(
-                program, stages_of(plan, captured.graph), captured, plan.joined
+                program, stages_of(plan, captured.graph), captured, plan.terms.joined
             )
         case = Case(job, steps, resume, backward, rounded=rounded, by_parts=by_parts)
         if job.sums:
-            case = replace(case, owners=_owners(plan, captured), joined=int(plan.joined))
+            case = replace(case, owners=_owners(plan, captured), joined=int(plan.terms.joined))
         return replace(case, model=captured.model)
     if not begun:
         job = replace(job, optimizer=_sgd, learning_rate=None, scheduler=None)
     stages, graph = stages_of(plan, captured.graph), captured.graph
     program = lower_plan(plan, graph, num_steps=WINDOW)
-    late = SequentialParts(program, stages, captured, plan.joined)
+    late = SequentialParts(program, stages, captured, plan.terms.joined)
     return Case(job, (0,), late=late, model=captured.model, begun=begun)
 
 
@@ -216,7 +216,7 @@ def run_planned(planned: Planned, case: Case, folder: Path, launcher: Launcher) 
     parts = case.late or case.rounded
     program = parts.program if parts else lower_plan(plan, captured.graph)
     watched = replace(case.job, data=recorded(case.job.data, reads))
-    job = merged(watched, plan.joined, captured.batch.division)
+    job = merged(watched, plan.terms.joined, captured.batch.division)
     task = Task(
         captured,
         stages_of(plan, captured.graph),
@@ -224,7 +224,7 @@ def run_planned(planned: Planned, case: Case, folder: Path, launcher: Launcher) 
         repeated(program, range(case.steps[0], case.steps[0] + 1)),
         resume=case.resume,
         laws=planned.laws,
-        compiled=plan.compiled,
+        compiled=plan.terms.compiled,
     ).compile_ahead()
     reads.taken()  # what finding out about buffers has read
     told = Steps(program.grid.step_micro_batches)

@@ -7,7 +7,6 @@ nothing    the run goes back to its last checkpoint
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -63,10 +62,10 @@ def safe(plan: Plan, way: Joining, cluster: Cluster) -> Plan:
     program = lower_plan(bare, graph)
     if program.num_ranks == 1:
         return bare
-    hosts = placed(cluster, plan.hosts)
+    hosts = placed(cluster, plan.place.hosts)
     assert bare.predicted is not None, "it was simulated"
     price = ""
-    if (shared := _of_one_host(program, hosts)) and not (plan.far or plan.split):
+    if (shared := _of_one_host(program, hosts)) and not (plan.far or plan.terms.split):
         made = _with_hosts(bare, program, way, cluster, shared)
         if isinstance(made, Plan):
             return made
@@ -75,14 +74,14 @@ def safe(plan: Plan, way: Joining, cluster: Cluster) -> Plan:
         return _told(bare, "replicas", f"any rank: {_apart(program, hosts, None)}{price}")
     if plan.far:
         return _told(bare, "checkpoint", "no rank: weights in far memory are in no other place")
-    if plan.split:
+    if plan.terms.split:
         return _told(bare, "checkpoint", "no rank: slices of parameters are in no other place")
     ways = list(_ways(bare, program, way, cluster))
     if (best := _best(ways, bare.predicted, cluster)) is None:
         least = min(ways, key=lambda one: one.kept_bytes)
         words = f"no rank: there is no memory for a copy of what one alone has ({least})"
         return _told(bare, "checkpoint", words)
-    made = predicted(replace(bare, guard=best.guard), graph, way.profiles, cluster)
+    made = predicted(bare.changed(guard=best.guard), graph, way.profiles, cluster)
     others = "; ".join(str(one) for one in ways if one is not best)
     survived = f"any rank: {_apart(program, hosts, best.guard)}{price}"
     return _told(made, f"guard: {best.guard}", f"{survived}; {best}; alternatives: {others}")
@@ -116,7 +115,7 @@ def _with_hosts(
     shared:  stages that several ranks of one host have alone.
     """
     assert bare.predicted is not None, "it was simulated"
-    hosts, least_s = placed(cluster, bare.hosts), 0.0
+    hosts, least_s = placed(cluster, bare.place.hosts), 0.0
     best = _best(list(_ways(bare, program, way, cluster, shared)), bare.predicted, cluster)
     if best is None:
         return "; there is no memory for a copy on another host"
@@ -126,7 +125,7 @@ def _with_hosts(
     more_s = best.seconds - least_s
     if more_s > _HOST_WORTH * bare.predicted.step_s:
         return f"; a copy on another host would take {format_seconds(more_s)} a step"
-    made = predicted(replace(bare, guard=best.guard), way.captured.graph, way.profiles, cluster)
+    made = predicted(bare.changed(guard=best.guard), way.captured.graph, way.profiles, cluster)
     survived = f"any rank: {_apart(program, hosts, best.guard)}"
     return _told(made, f"guard: {best.guard}", f"{survived}; {best}")
 
@@ -139,7 +138,7 @@ def _ways(
     plan: Plan, program: Program, way: Joining, cluster: Cluster, shared: tuple[int, ...] = ()
 ) -> Iterator[_GuardWay]:
     """Yield all ways to guard, priced; `shared`: stages of several ranks that are kept, too."""
-    graph, hosts = way.captured.graph, placed(cluster, plan.hosts)
+    graph, hosts = way.captured.graph, placed(cluster, plan.place.hosts)
     stages = stages_of(plan, graph)
     where = places_of(way.profiles, hosts, program.num_ranks), (graph, stages)
     apart = _furthest(program.num_ranks, hosts)

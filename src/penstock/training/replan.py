@@ -228,7 +228,7 @@ class Replanner:
         self._planned += 1
         assert task.checkpoints is not None, "who else could ask for another plan"
         stages = stages_of(choice.plan, choice.captured.graph)
-        is_rounded = bool(choice.job.sums) or choice.plan.rounds
+        is_rounded = bool(choice.job.sums) or choice.plan.terms.rounds
         return replace(
             task,
             audits=None if is_rounded else task.audits,
@@ -238,7 +238,7 @@ class Replanner:
             windows=windows,
             resume=folder_of(task.checkpoints, step),
             memory_window=memory_window(windows),
-            joined=choice.plan.joined,
+            joined=choice.plan.terms.joined,
             first_edge=task.first_edge + len(task.stages.edges),
         )
 
@@ -320,7 +320,7 @@ class Replanner:
             lead.is_weighed = True
             if self._shared(posts, left):
                 return
-            lead.is_settled = self.choice.plan.compiled  # other cuts would have to be, too
+            lead.is_settled = self.choice.plan.terms.compiled  # other cuts would have to be, too
         if lead.is_settled:
             return
         if lead.aside is not None:
@@ -379,7 +379,7 @@ class Replanner:
         assert way is not None, "the plan that runs was found by it"
         profiles = now.profiles(way.profiles)
         judge = Judge(self.choice.captured.graph, profiles, now.cluster)
-        own = replace(plan, hosts=())
+        own = plan.changed(hosts=())
         found = shifted(judge, own, is_over=lambda: time.perf_counter() - start > _SHARING_S)
         if found is None:
             return False
@@ -387,7 +387,7 @@ class Replanner:
         is_little = (before_s - after_s) * left < 2 * self._share_s
         if is_little or after_s > (1 - SHARE_WORTH) * before_s:
             return False
-        made = replace(found.plan, hosts=plan.hosts)
+        made = found.plan.changed(hosts=plan.place.hosts)
         changes = f"{_words(made)} in place of {_words(plan)}"
         search_s = time.perf_counter() - start
         row = Replan(0, factors, before_s, after_s, search_s, 0.0, changes, is_shared=True)
@@ -469,7 +469,7 @@ class Replanner:
         old = self.choice.plan
         own = next(way.profiles for way in ways if way.is_of(old))
         judge = Judge(self.choice.captured.graph, own, now.cluster)
-        before_s = judge.candidate(replace(old, hosts=()), as_said=True).step_s
+        before_s = judge.candidate(old.changed(hosts=()), as_said=True).step_s
         fixed = replace(self.basis.fixed, ranks=old.total_ranks, as_placed=True)
         try:
             found = _found(ways, old, fixed, Machines(now.cluster), limit_s)
@@ -477,7 +477,7 @@ class Replanner:
             return {"search_s": time.perf_counter() - start, "replan": None, "plan": ""}
         rows = next(way.profiles for way in ways if way.is_of(found.plan))
         found = found_in_units(found, self.basis.units, fixed, profiles=rows, cluster=now.cluster)
-        plan = replace(found.plan, hosts=old.hosts)
+        plan = found.plan.changed(hosts=old.place.hosts)
         after_s, search_s = _predicted_s(found), time.perf_counter() - start
         changes = f"{_words(plan)} in place of {_words(old)}"
         links = self._lead.links
@@ -604,5 +604,5 @@ def _predicted_s(choice: Choice) -> float:
 def _words(plan: Plan) -> str:
     """Return the shape of a plan."""
     what = f"{plan.replicas} x {plan.num_stages} stages by {name_of(plan.schedule)}"
-    what = ", ".join(filter(None, (what, plan.share_words, taken.words(plan.joined))))
+    what = ", ".join(filter(None, (what, plan.share_words, taken.words(plan.terms.joined))))
     return what + (f", cut {', '.join(plan.cut_names)}" if plan.cuts else "")

@@ -49,7 +49,7 @@ def run(
         job,
         num_steps=steps,
         launcher=launcher,
-        compiled=origin.plan.compiled,
+        compiled=origin.plan.terms.compiled,
     )
 
 

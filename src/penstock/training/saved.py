@@ -46,7 +46,7 @@ def save_plan(path: Path, plan: Plan, basis: Basis) -> None:
     try:
         basis.graph.save(files[0])
         save_profiles(basis.profiles, files[1])
-        placed(basis.cluster, plan.hosts).save(files[2])
+        placed(basis.cluster, plan.place.hosts).save(files[2])
         plan.save(path)
     except OSError:
         for file in new:

@@ -229,7 +229,7 @@ class Session:
         choice = self.choose(captured, checkpoint, found)
         launch = local_launcher(choice.plan.total_ranks)
         checked = self.prove(choice, first_step, checkpoint, launch, found)
-        if checked.problem and choice.plan.compiled:
+        if checked.problem and choice.plan.terms.compiled:
             choice = self.without_compiling(choice, checked.problem)
             checked = self.prove(choice, first_step, checkpoint, launch, found)
         if checked.problem and (apart := unjoined_choice(self, choice, found, checked.problem)):
@@ -277,7 +277,7 @@ class Session:
     def without_compiling(self, choice: Choice, problem: str) -> Choice:
         """Return a choice without what its compiled ops got wrong; nothing is predicted of it."""
         plan = decided(choice.plan, [Decision("compiled", "no", "search", f"tried: {problem}")])
-        plan = replace(plan, compiled=False, predicted=None)
+        plan = plan.changed(compiled=False, predicted=None)
         plan.save(self.folder / "plan.json")
         (self.folder / "predicted.trace.json").unlink(missing_ok=True)
         self.listener.say("training by the same plan, its ops not compiled")
@@ -391,7 +391,7 @@ class Session:
         from penstock.training.prove import Planned, prove
 
         planned = Planned(self.author, choice.captured, choice.plan, found.laws)
-        is_last = choice.plan.joined == 1 and not choice.plan.compiled
+        is_last = choice.plan.terms.joined == 1 and not choice.plan.terms.compiled
         care = self.care._replace(strict=self.is_strict() and is_last)
         run = partial(prove, planned, resume=checkpoint, launcher=launch)
         steps = range(first_step, self.num_steps)
@@ -602,7 +602,7 @@ class Session:
             return None
         profiles = self.folder / "profile.json"
         if profiles.exists():
-            way = Joining(plan.joined, job, captured, load_profiles(profiles))
+            way = Joining(plan.terms.joined, job, captured, load_profiles(profiles))
             self.basis = SearchBasis((way,), bounds, self.units, _SEARCH_S)
         return Choice(job, captured, plan)
 
@@ -731,8 +731,9 @@ class Session:
         if leads is not False and not files.exists():
             return None
         basis, last, windows = self.basis, self.num_steps, self.windows
-        if plan.compiled and leads is not False:  # its segments are known to that profile alone
-            own = Joining(plan.joined, *choice[:2], load_profiles(self.folder / "profile.json"))
+        if plan.terms.compiled and leads is not False:  # only that profile knows its segments
+            profiles = load_profiles(self.folder / "profile.json")
+            own = Joining(plan.terms.joined, *choice[:2], profiles)
             basis = basis._replace(ways=(own,))
         run = basis, choice, windows, board
         return Replanner(*run, folder=self.folder, last_step=last, leads=leads)

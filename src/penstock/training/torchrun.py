@@ -173,7 +173,7 @@ def _shared_basis(session: "Session", choice: Choice, captured: "Capture") -> Se
     if session.basis is not None or session.given_plan is not None:
         return session.basis
     first = Joining(1, session.job, captured, ())
-    own = Joining(choice.plan.joined, choice.job, choice.captured, ())
+    own = Joining(choice.plan.terms.joined, choice.job, choice.captured, ())
     ways = (own,) if first.is_of(choice.plan) else (first, own)
     return SearchBasis(ways, session.fixed, session.units, 0.0)
 
@@ -260,7 +260,7 @@ def _prove(start: _Outset, choice: Choice, launch: "Callable[..., list[RankResul
     session, rendezvous, begin = start.session, start.rendezvous, start.begin
     planned = Planned(session.author, choice.captured, choice.plan)
     folder = session.folder / ".proof"  # seen by the ranks of all hosts
-    name = "proof" if choice.plan.joined == 1 else "proof of joining"
+    name = "proof" if choice.plan.terms.joined == 1 else "proof of joining"
     asks, ends = _PROVE.format(name), _PROVED.format(name)
 
     def run(steps: tuple[int, ...]) -> Case:
@@ -277,7 +277,7 @@ def _prove(start: _Outset, choice: Choice, launch: "Callable[..., list[RankResul
             shutil.rmtree(folder, ignore_errors=True)
 
     if rendezvous.rank == 0:
-        care = session.care._replace(strict=choice.plan.joined == 1)
+        care = session.care._replace(strict=choice.plan.terms.joined == 1)
         steps = range(begin[0], session.num_steps)
         checked = proved(planned, session.text, steps, care, prove, session.listener)
         session.checked = checked.words
@@ -413,7 +413,7 @@ def _plan_rank(cluster: Cluster | None, plan: Plan, rank: int) -> int:
     """Return which rank of the plan runs where torchrun has `rank`: the plan may reorder hosts."""
     if cluster is None:
         return rank
-    own, there = cluster.host_of(rank), placed(cluster, plan.hosts)
+    own, there = cluster.host_of(rank), placed(cluster, plan.place.hosts)
     return there.ranks_on(own)[cluster.ranks_on(own).index(rank)]
 
 

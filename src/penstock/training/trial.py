@@ -60,9 +60,9 @@ class Finalist:
     def __str__(self) -> str:
         plan = self.choice.plan
         what = f"{plan.replicas} x {_whole_stages(plan)} stages by {name_of(plan.schedule)}"
-        joined = f", {taken.words(plan.joined)}" if plan.joined != 1 else ""
+        joined = f", {taken.words(plan.terms.joined)}" if plan.terms.joined != 1 else ""
         joined += f" in {plan.num_stages} units" if units_of(plan.schedule) else ""
-        joined += ", compiled" if plan.compiled else ""
+        joined += ", compiled" if plan.terms.compiled else ""
         return f"{what}{joined}: {self.took}, {format_seconds(self.predicted_s)} predicted"
 
 
@@ -111,7 +111,7 @@ def finalists(found: Searched, fixed: Fixed, there: Machines) -> list[Choice]:
 
 def _joined_otherwise(found: Searched, limit_s: float) -> Iterator[Choice]:
     """Yield the best plans of other ways of joining micro-batches, if they are near; best first."""
-    others = (o for o in found.options if o.way.joined != found.choice.plan.joined)
+    others = (o for o in found.options if o.way.joined != found.choice.plan.terms.joined)
     for option in sorted(others, key=lambda option: option.best.step_s):
         if option.best.step_s <= limit_s:
             yield option.choice
@@ -185,7 +185,7 @@ def tried(choices: Sequence[Choice], time: Timer, *, trusting: bool = True) -> l
 def _place(one: Finalist, *, fastest: float) -> tuple[float, ...]:
     plan = one.choice.plan
     is_even = one.step_s <= (1 + _EVEN) * fastest
-    simple = plan.num_stages, plan.total_ranks, plan.compiled
+    simple = plan.num_stages, plan.total_ranks, plan.terms.compiled
     return (0.0, *simple, one.step_s) if is_even else (1.0, one.step_s, *simple)
 
 
@@ -220,7 +220,7 @@ def seconds_of(laws: "Laws", choice: Choice, num_steps: int) -> list[float]:
         job=choice.job,
         windows=repeated(program, range(num_steps)),
         laws=laws,
-        compiled=plan.compiled,
+        compiled=plan.terms.compiled,
     ).compile_ahead()
     steps = Steps(choice.job.micro_batches)
     launch = local_launcher(plan.total_ranks)

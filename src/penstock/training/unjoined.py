@@ -28,7 +28,7 @@ def unjoined_choice(
     found:    what the job is found to be.
     problem:  what differs, and where.
     """
-    if choice.plan.joined == 1:
+    if choice.plan.terms.joined == 1:
         return None
     cluster = session.there.cluster or machines(None, choice.plan.total_ranks, session.listener)
     there = session.there._replace(cluster=cluster)

@@ -269,11 +269,11 @@ class UntilRun:
         Raises:   PlanError: there are none, of those that were to be the first.
         """
         apart = tuple(way for way in self.ways if way.joined == 1)
-        if choice.plan.joined == 1 or not apart:
+        if choice.plan.terms.joined == 1 or not apart:
             return False
         self.session.listener.say("joining no micro-batches from now on")
         self.ways = apart
-        if self.choice.plan.joined != 1:
+        if self.choice.plan.terms.joined != 1:
             fixed = replace(self.fixed, ranks=self.choice.plan.total_ranks)
             self.choice = best_of(apart, fixed, self.there, _SEARCH_S)
         return True
@@ -392,7 +392,7 @@ class UntilRun:
             noise_every=EVERY if phase.is_last else 1,
         )
         division = choice.captured.batch.division
-        choice = choice._replace(job=merged(job, choice.plan.joined, division))
+        choice = choice._replace(job=merged(job, choice.plan.terms.joined, division))
         try:
             if session.elastic and phase.is_last:
                 trained = elastically.train(part, choice, step, self.checkpoint)
@@ -485,7 +485,7 @@ def shape_of_choice(choice: Choice) -> str:
     """Return the shape of a plan in a few words."""
     plan = choice.plan
     words = f"{plan.replicas} x {plan.num_stages} stages by {name_of(plan.schedule)}"
-    return ", ".join(filter(None, (words, taken.words(plan.joined))))
+    return ", ".join(filter(None, (words, taken.words(plan.terms.joined))))
 
 
 def _step_s(choice: Choice) -> float:
@@ -544,7 +544,7 @@ def _only_choice(
     ways = session.basis.ways if session.basis else ()
     if not any(way.is_of(choice.plan) for way in ways):
         profiles = load_profiles(session.folder / "profile.json")
-        ways = (Joining(choice.plan.joined, choice.job, choice.captured, profiles),)
+        ways = (Joining(choice.plan.terms.joined, choice.job, choice.captured, profiles),)
     return choice, ways
 
 

@@ -102,11 +102,12 @@ def check_early(plan: Plan) -> None:
     """
     from penstock.device import here
 
-    if plan.early and not here().is_cpu:
-        message = (
-            f"receives are to be posted {plan.early} computes early, and NCCL matches by order"
+    if plan.overlap.early and not here().is_cpu:
+        message = f"receives are to be posted {plan.overlap.early} computes early"
+        raise PlanError(
+            f"{message}, and NCCL matches by order",
+            hint="make the plan again on these machines, or with early=0",
         )
-        raise PlanError(message, hint="make the plan again on these machines, or with early=0")
 
 
 def windows_of(graph: Graph, plan: Plan, steps: range, every: Sequence[int]) -> Windows:

@@ -2,8 +2,8 @@
 
 A message is packed into one flat buffer, so it costs one operation.
 
-gloo moves a message only once its receiver has told the sender, behind all that goes the same
-way, that it has posted the receive; so a plan posts receives early (`Plan.early`), and the line is
+gloo moves a message only once its receiver has told the sender, behind all that goes the same way,
+that it has posted the receive; so a plan posts receives early (`Overlap.early`), and the line is
 never idle for want of one.  It matches by tag, which is the edge.  NCCL matches by order alone, so
 there receives stay where lowering puts them, and the first barrier opens the channels in one order
 on all ranks.

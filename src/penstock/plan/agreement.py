@@ -1,0 +1,37 @@
+"""Agreement: how the ranks of a plan agree on gradients, and on steps that count."""
+
+from dataclasses import dataclass
+from typing import get_args
+
+from penstock.errors import PlanError
+from penstock.job import Precision
+from penstock.program.instructions import Guarding
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How ranks agree.
+
+    sums:               dtype in which gradients travel that copies of a stage sum; None: as they
+                        are (docs/precision.md).
+    clip:               whether updates wait for a number of all gradients: to clip by their norm
+                        (the job says to what), or to leave out a step that overflows in float16.
+    post_validation:    whether a rank updates before the norm is known, and takes the update back
+                        where gradients have to be clipped; same weights, less waiting, more memory.
+    commits:            whether a step counts, and is updated, only once all ranks have come to its
+                        end: for runs that go on when ranks are lost.
+    guard:              how another rank keeps a copy of what a rank alone has; None: none does.
+    """
+
+    sums: Precision | None = None
+    clip: bool = False
+    post_validation: bool = False
+    commits: bool = False
+    guard: Guarding | None = None
+
+    def __post_init__(self) -> None:
+        if self.sums not in (None, *get_args(Precision)):
+            raise PlanError(f"sums are in {self.sums!r}, not one of {get_args(Precision)}")
+        if self.guard is not None and self.guard.every < 0:
+            message = f"guard is {self.guard.every} steps"
+            raise PlanError(message, hint="give 0 steps or more")
