@@ -107,3 +107,12 @@ def test_logits_are_gone_before_a_block_is_repeated():
     assert repeated[1] == loss[1] + block
     first, last = (stage_memory(run_of(blocks=8, pipe=2, recompute="full"), at) for at in (0, 1))
     assert (len(first), len(last)) == (1, 2)
+
+
+def test_all_that_a_device_has_in_use_is_more_than_what_tensors_are_given():
+    """A context, buffers to seven others of the host, and what the allocator keeps."""
+    given, used = (stage_memory(run_of(data=16, on_device=on), 0)[0] for on in (False, True))
+    moment = dict(zip(MEMORY_TERMS, zip(given, used, strict=True), strict=True))
+    assert moment["states"][0] == moment["states"][1]
+    assert moment["activations"][1] == pytest.approx(1.06 * moment["activations"][0])
+    assert [size / 1e9 for size in moment["buffers"]] == pytest.approx([1.0, 0.6 + 7])

@@ -4,8 +4,8 @@
     activations  what the forwards of all micro-batches in flight keep for their backwards
     logits       of the last stage, as many bytes of each as the loss keeps
     gradient     of the largest matrix, in 32 bits, made on top of everything else
-    buffers      GB, once; where all that the device has in use was measured, for every rank of
-                 the host: context, libraries, buffers of messages to each
+    buffers      GB, once; where all that the device has in use was measured, its context and
+                 buffers of messages to every other rank of the host
 
 In flight on stage s of S under 1F1B are min(S - s, M) micro-batches; a total is never divided
 by the number of stages.
@@ -27,6 +27,8 @@ from penstock.units import GB
 
 _SCORE_BYTES = {"written": 5, "eager": 5, "eager in 32 bits": 8}  # kept of a score
 _LOGIT_BYTES = 12, 4  # of a logit: 16 bits, 32, softmax and gradient; in one kernel the softmax
+_RESERVED = 1.06  # of what tensors come and go in, the allocator keeps more of a device
+_CONTEXT = 0.6  # GB of a device's context, its kernels and libraries
 MEMORY_TERMS = ("states", "activations", "logits", "gradient", "buffers")
 
 
@@ -62,13 +64,16 @@ def stage_memory(run: TrainingRun, at: int) -> list[list[float]]:
     last = at == run.pipe - 1
     logits = run.tokens * run.model.vocabulary / run.tensor if last else 0.0
     logits *= _LOGIT_BYTES[run.fused_loss]
-    states, held = state_bytes(run, at), activation_bytes(run, at)
+    reserved = _RESERVED if run.on_device else 1.0
+    logits *= reserved
+    states, held = state_bytes(run, at), reserved * activation_bytes(run, at)
     gradient = 4 * run.model.largest_matrix / run.tensor
-    peers = least(run.ranks, run.devices[at].ranks_per_host) if run.on_device else 1
+    together = least(run.ranks, run.devices[at].ranks_per_host)
+    peers = _CONTEXT + together - 1 if run.on_device else 1
     buffers = 1.0 * GB * peers
     is_repeated = run.recompute == "full"
     if ever(is_repeated) and last:
-        inputs = where(is_repeated, held - repeated_bytes(run, at), held)
+        inputs = where(is_repeated, held - reserved * repeated_bytes(run, at), held)
         in_loss = [states, inputs, logits, where(is_repeated, 0.0, gradient), buffers]
         return [in_loss, [states, held, where(is_repeated, 0.0, logits), gradient, buffers]]
     return [[states, held, logits, gradient, buffers]]

@@ -56,7 +56,7 @@ TIME_PRIORS = (
         "nccl-tests between hosts: 60 to 90 %",
     ),
     Prior(
-        "launches", False, 25e-6, 0.4, 0.3, "", (0.0, 0.0),
+        "launches", False, 25e-6, 0.4, 0.2, "", (0.0, 0.0),
         "an op of an eager framework with its Python: 10 to 40 us",
     ),
     Prior(
@@ -77,8 +77,8 @@ MEMORY_PRIORS = (
     Prior("logits", False, 1.0, 0.2, 0.2, "", (0.0, 0.0), "counted by the kernels of the loss"),
     Prior("gradient", False, 1.0, 0.2, 0.2, "", (0.0, 0.0), "counted, in 32 bits"),
     Prior(
-        "buffers", False, 0.8, 0.3, 0.3, "", (0.0, 0.0),
-        "a context 0.4 to 0.6 GB, libraries and messages the rest",
+        "buffers", False, 0.7, 0.3, 0.3, "", (0.0, 0.0),
+        "buffers of messages to a rank, or work spaces of libraries: some hundred MB",
     ),
 )  # fmt: skip
 
