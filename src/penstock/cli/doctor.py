@@ -15,6 +15,7 @@ import typer
 
 import penstock
 from penstock.cli import face
+from penstock.cli.calibrate import calibrate
 from penstock.cli.links import links
 from penstock.cluster.machine import HERE, cpu_name, detect
 from penstock.errors import ClusterError
@@ -39,16 +40,26 @@ def doctor(
     measure_links: Annotated[
         bool, typer.Option("--links", help="Measure links instead; also under torchrun.")
     ] = False,
+    calibrated: Annotated[
+        bool, typer.Option("--calibrate", help="Measure ops and the link instead, for a minute.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Write machines and links here (TOML).")] = None,
     region: Annotated[str | None, typer.Option(help="Region of this host.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Show what this machine has, and what is missing; or measure links.
+    """Show what this machine has, and what is missing; or measure links, or all that it reaches.
 
     Exits 1 if training cannot work here.
 
     Example: penstock doctor --links --out cluster.toml
     """
+    if measure_links and calibrated:
+        raise ClusterError("--links and --calibrate", hint="--calibrate measures the link, too")
+    if calibrated and region is None:
+        if out is not None:
+            face.check_place(out)
+        calibrate(out, as_json=as_json)
+        return
     if measure_links:
         if out is not None:
             face.check_place(out)
