@@ -67,6 +67,14 @@ BREAKS = (
         means="a parameter that two modules are given becomes two",
     ),
     Break(
+        name="alike whatever is sent",
+        file="graph/alike.py",
+        old="        rows = tuple(\n            (\n                self._kinds[node],",
+        new="        rows = tuple(\n            (\n                self._kinds[0],",
+        tests=("tests/graph/test_alike.py",),
+        means="stages of other ops, or other sizes, are taken for alike",
+    ),
+    Break(
         name="no room, not asked",
         file="training/elsewhere.py",
         old="    if needed > (free := int(_SHARE * free_bytes())):",

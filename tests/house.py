@@ -21,7 +21,7 @@ BEHIND = {  # lines that may stand behind a module
     "program.program": 4_500,
     "simulate.simulate": 12_000,
     "runtime.worker": 28_300,
-    "training.train": 87_700,
+    "training.train": 88_100,  # 300 lines since stages that are alike are made once
 }
 PARAMETERS, FIELDS = 6, 12  # most of a function, and of a record
 WIDE_FUNCTIONS, WIDE_RECORDS, SET_FROZEN = 32, 27, 10  # of today: they only become fewer

@@ -4,7 +4,7 @@ Two layers, cut between them.  w0 40 bytes, w1 10; y0 20 bytes, y1 30, the loss 
 y0 takes 1 s, y1 2 s, and so does each of their two backward ops: d0; d1, g1.
 """
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -13,15 +13,17 @@ from torch import nn
 
 from penstock.cluster import Cluster, Host, Link
 from penstock.errors import ProfileError
+from penstock.graph.alike import AlikeStages
 from penstock.graph.cut import cut
 from penstock.graph.graph import Graph
+from penstock.graph.known import KnownStages
 from penstock.graph.memory import moved
 from penstock.graph.trace import trace
 from penstock.plan import Plan, plan_by_hand
 from penstock.plan.lower import lower_plan, stages_of
 from penstock.program.passes.receive_early import early_on
 from penstock.schedule import KINDS
-from penstock.simulate.price import costs_of, held_of, memory_on
+from penstock.simulate.price import ONE_BY_ONE, Ways, costs_of, held_of, memory_on
 from penstock.simulate.simulate import simulate
 from tests.graph.zoo import floats, job_of
 from tests.search.chains import chain, profile_of
@@ -266,3 +268,22 @@ def test_profile_of_another_graph_is_refused() -> None:
     ):
         with pytest.raises(ProfileError, match="the profile is of graph"):
             costs_of(GRAPH, stages, stale)
+
+
+def test_stages_that_stand_in_several_plans_are_priced_as_by_themselves() -> None:
+    graph = chain([40, 10, 40, 10], [20, 30, 20, 30])
+    profile = profile_of(graph, [1, 2, 1, 2], state_bytes_per_byte=2.0)
+    known = KnownStages(graph, AlikeStages(graph).segments)
+    sharded = Ways(sharded=(2, 1), far=frozenset({1}))
+    for cuts, ways in (((0,), ONE_BY_ONE), ((1,), sharded), ((0,), sharded), ((1,), ONE_BY_ONE)):
+        for alive in ((), (2, 1)):
+            plain, fast = cut(graph, cuts), cut(graph, cuts, known=known)
+            for price in (costs_of, held_of):
+                each = [price(graph, stages, profile, alive, ways=ways) for stages in (plain, fast)]
+                assert_same(*each)
+
+
+def assert_same(one: object, other: object) -> None:
+    for field in fields(one):  # type: ignore[arg-type]
+        both = getattr(one, field.name), getattr(other, field.name)
+        assert np.array_equal(*map(np.asarray, both)) if field.name != "copied" else True

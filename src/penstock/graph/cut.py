@@ -8,12 +8,12 @@ stage asks of another is an edge between them.
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import NamedTuple
 
 from penstock.errors import GraphError
 from penstock.graph.graph import Graph, Phase
-from penstock.graph.owners import Owners, gradient_parts, owners_of
-from penstock.graph.segments import StageDemand, segments_of
+from penstock.graph.known import KnownStages, Need, range_of
+from penstock.graph.owners import Owners, gradient_parts
+from penstock.graph.segments import StageDemand
 from penstock.graph.stages import Recompute, Stage, StageEdge, Stages
 
 
@@ -23,61 +23,63 @@ def cut(
     recompute: Sequence[Recompute] = (),
     *,
     backward: bool = True,
+    known: KnownStages | None = None,
 ) -> Stages:
     """Return `graph` cut before the cut points with the indices `cuts`.
 
     recompute:  for each stage, whether its backward pass repeats its forward pass instead of
                 keeping what that computed, or which ops of it; none by default.
     backward:   without it, stages compute the loss and change buffers, and keep nothing.
+    known:      of the same graph; what was made for one plan is then not made again for others.
     Raises:     GraphError: no such cut point, a buffer is updated in one stage and read in
                 another, or what is to be repeated is no op of the forward pass.
     """
-    known = len(graph.cut_points)
-    if list(cuts) != sorted(set(cuts)) or any(not 0 <= c < known for c in cuts):
+    most = len(graph.cut_points)
+    if list(cuts) != sorted(set(cuts)) or any(not 0 <= c < most for c in cuts):
         hint = "give increasing indices of graph.cut_points"
-        raise GraphError(f"cuts are {list(cuts)}; the graph has {known} cut points", hint=hint)
+        raise GraphError(f"cuts are {list(cuts)}; the graph has {most} cut points", hint=hint)
     again = tuple(recompute) or (False,) * (len(cuts) + 1)
     if len(again) != len(cuts) + 1:
         raise GraphError(f"recompute is given for {len(again)} of {len(cuts) + 1} stages")
     _check_repeated(graph, again)
-    owners, asked, edges = demands_of(graph, cuts, backward=backward)  # 2 in docs/architecture.md
+    own = known or KnownStages(graph)  # 2 in docs/architecture.md
+    owners, asked, edges = demands_of(graph, cuts, own, backward=backward)
     _check_buffers(graph, asked)
-    state = _state_of_stages(graph, asked)
+    state = _state_of_stages(own, asked)
     stages = tuple(
-        Stage(one.stage, *segments_of(owners, one, recompute=repeats), *held, repeats)
+        Stage(one.stage, *own.segments(owners, one, recompute=repeats), *held, repeats)
         for one, repeats, held in zip(asked, again, state, strict=True)
     )
-    return Stages(stages, edges, _tied(stages))
+    return Stages(stages, edges, _tied(stages), known)
 
 
 def demands_of(
-    graph: Graph, cuts: Sequence[int], *, backward: bool = True
+    graph: Graph, cuts: Sequence[int], known: KnownStages | None = None, *, backward: bool = True
 ) -> tuple[Owners, list[StageDemand], tuple[StageEdge, ...]]:
     """Return the owners of the ops, the demands on each stage, and the edges between stages."""
-    owners = owners_of(graph, [graph.cut_points[c].at for c in cuts])
-    demands = _Demands(owners, backward=backward)
+    known = known or KnownStages(graph)
+    owners = known.owners(cuts)
+    demands = _Demands(owners, cuts, known, backward=backward)
     demands.solve()
     edges = demands.edges()
     return owners, [demands.asked(stage, edges) for stage in range(owners.num_stages)], edges
 
 
-class _Need(NamedTuple):
-    ops: frozenset[int]
-    outside: frozenset[int]
-
-
 class _Demands:
     """What stages ask of each other: `sent[phase, source, target]`, and of their own F."""
 
-    def __init__(self, owners: Owners, *, backward: bool) -> None:
-        self.owners, self.nodes = owners, owners.graph.nodes
+    def __init__(
+        self, owners: Owners, cuts: Sequence[int], known: KnownStages, *, backward: bool
+    ) -> None:
+        self.owners, self.nodes, self.known = owners, owners.graph.nodes, known
+        self.pieces = range_of(cuts, len(owners.graph.cut_points) + 1)
         self.parts = gradient_parts(owners)
         if not backward:
             self.parts = [self.parts[0][:0]] * owners.num_stages
         self.sent: dict[tuple[Phase, int, int], set[int]] = {}
         self.forward_wanted: list[set[int]] = [set() for _ in range(owners.num_stages)]
-        self.backwards: list[_Need] = []
-        self.forwards: list[_Need] = []
+        self.backwards: list[Need] = []
+        self.forwards: list[Need] = []
 
     def solve(self) -> None:
         """Follow the demands of the backward pass, then of the forward pass."""
@@ -130,13 +132,11 @@ class _Demands:
 
     def _want_effects(self) -> None:
         """Ask for the loss, the figures beside it, and for every change of a buffer."""
-        told = self.owners.graph.told
-        for i, node in enumerate(self.nodes):
-            if i in told or node.effect in ("writes", "mutates"):
-                self.forward_wanted[self.owners.stage_of[i]].add(i)
+        for i in self.owners.graph.wanted:
+            self.forward_wanted[self.owners.stage_of[i]].add(i)
 
-    def _need(self, wanted: Iterable[int], stage: int, phase: Phase) -> _Need:
-        return _Need(*map(frozenset, self.owners.needed(wanted, stage, phase)))
+    def _need(self, wanted: Iterable[int], stage: int, phase: Phase) -> Need:
+        return self.known.needed(self.owners, wanted, stage, phase, self.pieces[stage])
 
     def _sent_from(self, stage: int) -> set[int]:
         """Return the values that the backward pass of a stage sends."""
@@ -187,17 +187,15 @@ def _check_buffers(graph: Graph, asked: Sequence[StageDemand]) -> None:
 
 
 def _state_of_stages(
-    graph: Graph, asked: Sequence[StageDemand]
+    known: KnownStages, asked: Sequence[StageDemand]
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Return (parameters, buffers) of each stage; those that no stage reads live in the first."""
-    nodes = graph.nodes
+    nodes = known.graph.nodes
     reads = [
-        {k for i in one.forward_ops | one.backward_ops for k in nodes[i].inputs}
-        | {parameter for parameter, _ in one.gradients}
+        known.reads(one.forward_ops) | known.reads(one.backward_ops) | {p for p, _ in one.gradients}
         for one in asked
     ]
-    everything = {i for i, node in enumerate(nodes) if node.kind in ("parameter", "buffer")}
-    reads[0] |= everything.difference(*reads)
+    reads[0] |= known.graph.state.difference(*reads)
     return [
         (
             tuple(sorted(i for i in read if nodes[i].kind == "parameter")),

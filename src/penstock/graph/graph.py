@@ -6,6 +6,7 @@ forward pass up to the loss, then the backward pass.  A backward op names its `o
 forward op whose autograd node issued it; that is all that is needed to cut the step anywhere.
 """
 
+import bisect
 import hashlib
 import json
 import math
@@ -134,6 +135,32 @@ class Graph:
     def told(self) -> frozenset[int]:
         """Return the nodes that a step tells of: the loss and the figures."""
         return frozenset((self.loss, *(node for _, node in self.figures)))
+
+    @cached_property
+    def wanted(self) -> tuple[int, ...]:
+        """Return the nodes that are computed whatever the gradients need: those that a step tells
+        of, and every change of a buffer."""
+        told, rows = self.told, enumerate(self.nodes)
+        return tuple(i for i, n in rows if i in told or n.effect in ("writes", "mutates"))
+
+    @cached_property
+    def state(self) -> frozenset[int]:
+        """Return the parameters and buffers."""
+        rows = enumerate(self.nodes)
+        return frozenset(i for i, node in rows if node.kind in ("parameter", "buffer"))
+
+    @cached_property
+    def pieces(self) -> tuple[int, ...]:
+        """Return for each node its piece between cut points, a backward op's that of its origin."""
+        places = [point.at for point in self.cut_points]
+        rows = enumerate(self.nodes)
+        own = (n.origin if n.phase == "B" and n.origin >= 0 else min(i, self.loss) for i, n in rows)
+        return tuple(bisect.bisect_right(places, place) for place in own)
+
+    @cached_property
+    def parameter_at(self) -> Mapping[str, int]:
+        """Return the node of each parameter, by name."""
+        return {n.name: i for i, n in enumerate(self.nodes) if n.kind == "parameter"}
 
     @cached_property
     def users(self) -> tuple[tuple[int, ...], ...]:

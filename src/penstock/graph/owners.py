@@ -72,7 +72,11 @@ def owners_of(graph: Graph, places: Sequence[int]) -> Owners:
     stage_of = _stages_of_nodes(graph, places, free)
     count = len(places) + 1
     bare = Owners(graph, count, free, stage_of, (frozenset[int](),) * count, _once(graph))
-    return replace(bare, repeated=tuple(_repeated(bare, stage) for stage in range(count)))
+    own: list[list[int]] = [[] for _ in range(count)]
+    for i, node in enumerate(graph.nodes):
+        if node.kind == "op" and node.phase == "F" and not free[i]:
+            own[stage_of[i]].append(i)
+    return replace(bare, repeated=tuple(_repeated(bare, *row) for row in enumerate(own)))
 
 
 def gradient_parts(owners: Owners) -> list[list[tuple[int, int]]]:
@@ -81,7 +85,7 @@ def gradient_parts(owners: Owners) -> list[list[tuple[int, int]]]:
     A gradient that is a sum over stages is left as its parts: adding them is the step's last act.
     """
     graph = owners.graph
-    by_name = {n.name: i for i, n in enumerate(graph.nodes) if n.kind == "parameter"}
+    by_name = graph.parameter_at
     parts: list[list[tuple[int, int]]] = [[] for _ in range(owners.num_stages)]
     for name, gradient in graph.gradients.items():
         for part in () if gradient is None else _parts(owners, gradient):
@@ -126,12 +130,7 @@ def _once(graph: Graph) -> frozenset[int]:
     return frozenset(found)
 
 
-def _repeated(owners: Owners, stage: int) -> frozenset[int]:
-    own = [
-        i
-        for i, node in enumerate(owners.graph.nodes)
-        if node.kind == "op" and node.phase == "F" and not owners.free[i]
-        if owners.stage_of[i] == stage
-    ]
+def _repeated(owners: Owners, stage: int, own: Sequence[int]) -> frozenset[int]:
+    """Return the free ops that the forward ops of a stage, its `own`, need."""
     ops, _ = owners.needed(own, stage, "F")
     return frozenset(i for i in ops if owners.free[i])

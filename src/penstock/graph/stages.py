@@ -4,10 +4,13 @@
 """
 
 import hashlib
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from penstock.graph.graph import Phase
+
+if TYPE_CHECKING:
+    from penstock.graph.known import KnownStages
 
 SegmentKind = Literal["F", "B", "I", "W"]
 Sends: TypeAlias = "tuple[tuple[int, tuple[int, ...]], ...]"
@@ -95,12 +98,14 @@ class StageEdge(NamedTuple):
 class Stages:
     """The whole step, cut: stages, the edges between them, parameters that several hold.
 
-    tied:  (parameter node, the stages that hold a part of its gradient or read it).
+    tied:   (parameter node, the stages that hold a part of its gradient or read it).
+    known:  by which they were cut, where others are cut by it too.
     """
 
     stages: tuple[Stage, ...]
     edges: tuple[StageEdge, ...]
     tied: tuple[tuple[int, tuple[int, ...]], ...]
+    known: "KnownStages | None" = field(default=None, repr=False, compare=False)
 
     @property
     def has_gradients(self) -> bool:

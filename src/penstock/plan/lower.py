@@ -6,6 +6,7 @@ The result is what is simulated and what runs, to the letter.
 from penstock.errors import ScheduleError
 from penstock.graph.cut import cut
 from penstock.graph.graph import Graph
+from penstock.graph.known import KnownStages
 from penstock.graph.parts import word_of
 from penstock.graph.stages import Stage, StageEdge, Stages
 from penstock.graph.wire import message_bytes, summed_bytes
@@ -22,13 +23,14 @@ from penstock.schedule.recipe import trains
 from penstock.schedule.schedule import Schedule
 
 
-def stages_of(plan: Plan, graph: Graph) -> Stages:
+def stages_of(plan: Plan, graph: Graph, known: KnownStages | None = None) -> Stages:
     """Return the stages into which `plan` cuts `graph`; without backward if its schedule has none.
 
+    known:    as in `cut`.
     Raises:   PlanError: the plan is for another graph.  GraphError: an impossible cut.
     """
     check_fits(plan, graph)
-    return cut(graph, plan.cuts, plan.recompute, backward=trains(plan.schedule))
+    return cut(graph, plan.cuts, plan.recompute, backward=trains(plan.schedule), known=known)
 
 
 def bits_of(plan: Plan, stages: Stages) -> tuple[int, ...]:

@@ -144,6 +144,11 @@ class Profile:
             raise ProfileError(f"how is {self.how!r}, not one of {', '.join(get_args(How))}")
         _check_numbers(self, _NUMBERS)
 
+    @property
+    def has_workspace(self) -> bool:
+        """Return whether an op holds something only while it runs."""
+        return any(self.workspace_bytes)
+
     def packing_s(self, bits: int, sizes: Sequence[int]) -> tuple[float, float]:
         """Return the seconds of packing and of unpacking tensors of `size_bytes`.
 

@@ -1,13 +1,17 @@
 """Balance: where to cut so that the slowest stage is as fast as possible, on its own device."""
 
-import bisect
 import itertools
 from collections.abc import Sequence
 from math import inf, isinf
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from penstock.errors import PlanError
 from penstock.graph.graph import Graph
+
+Floats = NDArray[np.float64]
 
 
 class StageEnds(NamedTuple):
@@ -58,86 +62,65 @@ def balanced_cuts_on(
             f"the model has {len(points)}",
             hint=f"use at most {len(points) + 1} stages",
         )
-    by_kind = [seconds_before(graph, seconds) for seconds in op_s]
-    parts = portions or (1.0,) * len(devices)
-    rows = [
-        [[part * before for before in by_kind[kind]] for kind in kinds]
-        for part, kinds in zip(parts, devices, strict=True)
-    ]
+    by_kind = [np.array(seconds_before(graph, seconds)) for seconds in op_s]
     allowed = _allowed(ends, len(points) + 1)
-    slowest = _least_slowest(rows, allowed)
+    took: dict[tuple[float, tuple[int, ...]], Floats] = {}
+    parts = portions or (1.0,) * len(devices)
+    stages = [(part, tuple(kinds)) for part, kinds in zip(parts, devices, strict=True)]
+    for part, kinds in stages:
+        if (part, kinds) not in took:
+            took[part, kinds] = _took([part * by_kind[kind] for kind in kinds], allowed)
+    rows = [took[stage] for stage in stages]
+    slowest = _least_slowest(rows)
     if isinf(slowest):
         message = f"{len(devices)} stages do not end where rules say"
         raise PlanError(message, hint="ask for more stages, or fewer")
-    return _fewest_bytes(rows, [p.forward_bytes for p in points], slowest, allowed)
+    return _fewest_bytes(rows, [p.forward_bytes for p in points], slowest)
 
 
 def seconds_before(graph: Graph, op_s: Sequence[float]) -> list[float]:
     """Return the seconds of all ops before each cut point; first 0, last those of all."""
-    places = [point.at for point in graph.cut_points]
-    per_piece = [0.0] * (len(places) + 1)
-    for i, node in enumerate(graph.nodes):
-        place = node.origin if node.phase == "B" and node.origin >= 0 else min(i, graph.loss)
-        per_piece[bisect.bisect_right(places, place)] += op_s[i]
-    return [0.0, *itertools.accumulate(per_piece)]
+    per_piece = np.bincount(graph.pieces, op_s, len(graph.cut_points) + 1)
+    return [0.0, *itertools.accumulate(per_piece.tolist())]
 
 
-_Rows = Sequence[Sequence[Sequence[float]]]  # [stage][kind of it] -> seconds before each piece
-_Allowed = Sequence[Sequence[bool]]  # [first piece][end]
+def _allowed(ends: StageEnds, pieces: int) -> NDArray[np.bool_]:
+    """Return [first piece, end]: whether pieces first .. end - 1 may be a stage."""
+    found = np.triu(np.ones((pieces + 1, pieces + 1), np.bool_), 1)
+    for a, b in zip(*np.nonzero(found), strict=True) if any(ends) else ():
+        found[a, b] = ends.allow(int(a), int(b), pieces)
+    return found
 
 
-def _allowed(ends: StageEnds, pieces: int) -> _Allowed:
-    if not any(ends):
-        return [[True] * (pieces + 1)] * pieces
-    return [[ends.allow(a, b, pieces) for b in range(pieces + 1)] for a in range(pieces)]
+def _took(kinds: Sequence[Floats], allowed: NDArray[np.bool_]) -> Floats:
+    """Return [first piece, end]: the seconds of such a stage on the slowest of these kinds."""
+    each_s = [before[None, :] - before[:, None] for before in kinds]
+    return np.where(allowed, np.max(each_s, axis=0), inf)
 
 
-def _took(kinds: Sequence[Sequence[float]], first: int, end: int) -> float:
-    """Return the seconds of pieces first .. end - 1 on the slowest of these kinds."""
-    if len(kinds) == 1:
-        return kinds[0][end] - kinds[0][first]
-    return max(before[end] - before[first] for before in kinds)
-
-
-def _least_slowest(rows: _Rows, allowed: _Allowed) -> float:
+def _least_slowest(rows: Sequence[Floats]) -> float:
     """Return the least seconds that the slowest stage can have; a stage is one or more pieces."""
-    pieces = len(rows[0][0]) - 1
-    best = [_took(rows[0], 0, end) if allowed[0][end] else inf for end in range(pieces + 1)]
-    for stages, kinds in enumerate(rows[1:], 2):
-        best = [
-            min(
-                (
-                    max(best[k], _took(kinds, k, end))
-                    for k in range(stages - 1, end)
-                    if allowed[k][end]
-                ),
-                default=inf,
-            )
-            for end in range(pieces + 1)
-        ]
-    return best[pieces]
+    best = rows[0][0]
+    for took in rows[1:]:
+        best = np.maximum(best[:, None], took).min(axis=0)
+    return float(best[-1])
 
 
-def _fewest_bytes(
-    rows: _Rows, sizes: Sequence[int], slowest: float, allowed: _Allowed
-) -> tuple[int, ...]:
+def _fewest_bytes(rows: Sequence[Floats], sizes: Sequence[int], slowest: float) -> tuple[int, ...]:
     """Return the cuts that fewest bytes cross, of those with no stage slower than `slowest`.
 
     sizes[k] cross between pieces k and k + 1.  Of several, the first in dictionary order.
     """
-    pieces = len(rows[0][0]) - 1
-    best: list[tuple[float, tuple[int, ...]]] = [
-        (0.0, ()) if allowed[0][end] and _took(rows[0], 0, end) <= slowest else (inf, ())
-        for end in range(pieces + 1)
-    ]
-    for stages, kinds in enumerate(rows[1:], 2):
-        following: list[tuple[float, tuple[int, ...]]] = []
-        for end in range(pieces + 1):
-            options = (
-                (best[k][0] + sizes[k - 1], (*best[k][1], k - 1))
-                for k in range(stages - 1, end)
-                if allowed[k][end] and _took(kinds, k, end) <= slowest
-            )
-            following.append(min(options, default=(inf, ())))
-        best = following
-    return best[pieces][1]
+    crossing = np.array([0, *sizes, 0], np.float64)  # at the end of each piece; whole numbers
+    left = np.full(len(crossing), inf)
+    left[-1] = 0.0
+    following = [left]  # [piece]: bytes that the stages from there on send
+    for took in reversed(rows[1:]):
+        ends = np.where(took <= slowest, (crossing + following[0])[None, :], inf)
+        following.insert(0, ends.min(axis=1))
+    cuts, first = list[int](), 0
+    for took, rest in zip(rows[:-1], following[:-1], strict=True):
+        each = np.where(took[first] <= slowest, crossing + rest, inf)
+        first = int(each.argmin())
+        cuts.append(first - 1)
+    return tuple(cuts)

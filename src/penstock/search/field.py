@@ -110,11 +110,11 @@ class Field:
         for done, number in enumerate(self._order):
             self._tell(done)
             if number not in self._made:
+                if not self._has_time(number):
+                    continue
                 seconds, usd = self.judge.least(self.plans[number])
                 least = seconds, self._peak(number), usd
                 if any(_beats(_figures(other), least) for other in kept):
-                    continue
-                if not self._has_time(number):
                     continue
             kept = list(front_of([*kept, self.made(number)]))
         self._tell(len(self.plans))
@@ -144,9 +144,9 @@ class Field:
             limit = kept[-1][0][0] if len(kept) == count else float("inf")
             if self.effort.prune and self._rough[number] > limit:
                 break
-            if self._is_none_of(number, among) or self._is_above(number, limit):
-                continue
             if not self._has_time(number):
+                continue
+            if self._is_none_of(number, among) or self._is_above(number, limit):
                 continue
             made = self.made(number)
             if not made.refused and among(made.plan):
@@ -161,7 +161,7 @@ class Field:
         for number in self._order:
             if len(found) == count:
                 break
-            if self._fits(number) or not self._has_time(number):
+            if not self._has_time(number) or self._fits(number):
                 continue
             made = self.made(number)
             found += [made] if made.refused and made.peak_bytes else []
@@ -175,7 +175,7 @@ class Field:
                 break
             if not (self.effort.rescues and keeps_all(self.judge, self.plans[number])):
                 continue
-            if (number in self._made or not self._fits(number)) and self._has_time(number):
+            if self._has_time(number) and (number in self._made or not self._fits(number)):
                 made = self.made(number)
                 made = self._rescued.get(number, made)
                 found += [made] if made.refused and made.peak_bytes else []

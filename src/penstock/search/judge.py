@@ -20,7 +20,9 @@ from numpy.typing import NDArray
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.order import placed
 from penstock.errors import GraphError, ProgramError, ScheduleError
+from penstock.graph.alike import AlikeStages
 from penstock.graph.graph import Graph
+from penstock.graph.known import KnownStages
 from penstock.graph.stages import Stages
 from penstock.graph.wire import message_bytes, summed_bytes
 from penstock.plan.lower import bits_of, lower_plan, stages_of
@@ -104,6 +106,7 @@ class Judge:
         self._places: dict[tuple[str, ...], tuple[int, ...]] = {}
         self._schedules: dict[tuple[AnySchedule, int, int, int, int], Schedule] = {}
         self._counts: dict[tuple[AnySchedule, int, int, int], ActionCounts] = {}
+        self._known = KnownStages(graph, AlikeStages(graph).segments)
         self._priced: dict[tuple[object, ...], Priced] = {}
 
     def cluster_of(self, hosts: tuple[str, ...]) -> Cluster:
@@ -272,7 +275,7 @@ class Judge:
         key = plan.cuts, plan.recompute, tuple(alive), copies, ways, plan.terms.wire, plan.divided
         key = (*key, plan.far)
         if key not in self._priced:
-            stages, graph = stages_of(plan, self.graph), self.graph
+            stages, graph = stages_of(plan, self.graph, self._known), self.graph
             bits = tuple(bits_of(plan, stages)) if plan.terms.rounds else ()
             own = ways._replace(bits=bits, sharded=plan.divided, far=plan.far)
             costs = costs_of(graph, stages, self.profiles, alive, copies=copies, ways=own)

@@ -1,7 +1,7 @@
 """Shapes: every (hosts, ranks, replicas, depth, schedule, stages) that a search tries."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeGuard
 
@@ -34,6 +34,12 @@ from penstock.schedule.recipe import (
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.weight_rule import words_of_ranks
 
+_FEW = 16  # ranks of a cluster, of which every number is tried
+_HALVES = 4  # numbers that are tried of more: all, half of them, and so on
+_DEEP = (  # schedules that are tried there
+    *("gpipe", "one_f_one_b", "interleaved", "zb_h1", "zb_h2", "zb_v"),
+    *("zb_greedy", "v_half", "v_min", "dual_pipe_v"),
+)
 _ALL_WAYS = 6  # ranks, of which every way to divide them among stages is tried
 
 
@@ -110,9 +116,7 @@ def shapes(graph: Graph, cluster: Cluster, micro_batches: int, fixed: Fixed) -> 
 
 
 def _sizes(graph: Graph, most: int, micro_batches: int, fixed: Fixed) -> Iterator[Shape]:
-    for ranks in range(1, most + 1):
-        if fixed.ranks not in (None, ranks):
-            continue
+    for ranks in _numbers(most, fixed):
         for replicas in range(1, ranks + 1):
             if (
                 ranks % replicas
@@ -123,7 +127,17 @@ def _sizes(graph: Graph, most: int, micro_batches: int, fixed: Fixed) -> Iterato
                 continue
             if ranks == replicas and _wants_pipeline(graph, most, fixed):
                 continue
-            yield from _pipelines(graph, ranks // replicas, evenly(micro_batches, replicas), fixed)
+            shares = evenly(micro_batches, replicas)
+            yield from _pipelines(graph, ranks // replicas, shares, fixed, few=most <= _FEW)
+
+
+def _numbers(most: int, fixed: Fixed) -> Iterable[int]:
+    """Return the numbers of ranks that are tried on a cluster of `most`."""
+    if fixed.ranks is not None:
+        return [fixed.ranks] if 1 <= fixed.ranks <= most else []
+    if most <= _FEW:
+        return range(1, most + 1)
+    return [most >> halves for halves in reversed(range(_HALVES))]
 
 
 def _wants_pipeline(graph: Graph, num_ranks: int, fixed: Fixed) -> bool:
@@ -135,11 +149,12 @@ def _wants_pipeline(graph: Graph, num_ranks: int, fixed: Fixed) -> bool:
 
 
 def _pipelines(
-    graph: Graph, num_ranks: int, shares: tuple[int, ...], fixed: Fixed
+    graph: Graph, num_ranks: int, shares: tuple[int, ...], fixed: Fixed, *, few: bool
 ) -> Iterator[Shape]:
     most = len(graph.cut_points) + 1
     wanted = fixed.schedule
-    asked = _wanted(wanted, num_ranks, most) if wanted else _synchronous(num_ranks, most)
+    usual = _synchronous(num_ranks, most) if few or num_ranks == 1 else map(Recipe, _DEEP)
+    asked = _wanted(wanted, num_ranks, most) if wanted else usual
     for each in asked:
         if each == _layered(num_ranks) and _wants_order(fixed):
             continue  # what it divides, two ranks have

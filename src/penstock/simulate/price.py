@@ -2,9 +2,10 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeAlias
+from functools import partial
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,7 @@ from penstock.simulate.costs import Costs, Memory
 
 _PART_ROWS = tuple(COST_ROW[op, KINDS.index(of)] for op in (OFFLOAD, RELOAD) for of in "UW")
 _Priced: TypeAlias = tuple[Graph, Stages]  # that costs are of
+T = TypeVar("T")
 _SEGMENTS: tuple[SegmentKind, ...] = ("F", "B", "I", "W")
 
 
@@ -100,10 +102,9 @@ def costs_of(
     for at, profile in enumerate(row):
         check_profile(graph, profile)
         for stage in stages.stages:
-            own = _stage_s(graph, stage, profile, versions, ways)
-            seconds[: len(KINDS), stage.index, at] = own
-            if ways.together > 1:
-                _put_joint_s(seconds[:, stage.index, at], graph, stage, profile, ways.together)
+            make = partial(_stage_s, graph, stage, profile, versions, ways)
+            key = "seconds", id(profile), *_what(stage, versions, ways)
+            seconds[: len(KINDS), stage.index, at] = _once(stages, stage, key, make)
         if copies:
             sizes = _copied_bytes(graph, stages, profile, ways)
             each_s = _copied_tensors(graph, stages, profile) * (sizes > 0) * profile.far_s
@@ -214,7 +215,27 @@ def _stage_s(
     if len(versions) > stage.index and versions[stage.index] > 1:
         update_s += _version_bytes(graph, stage) * profile.copy_s_per_byte
     seconds[KINDS.index("U")] = update_s
+    if ways.together > 1:
+        _put_joint_s(seconds, graph, stage, profile, ways.together)
     return seconds
+
+
+def _once(stages: Stages, stage: Stage, key: tuple[Hashable, ...], make: Callable[[], T]) -> T:
+    """Return the result of `make` for a stage; of one that stands in several plans it is made once.
+
+    key:  all that it follows from besides graph and stage.
+    """
+    if stages.known is None:
+        return make()
+    return stages.known.once((*key, stages.known.token(stage)), make)
+
+
+def _what(stage: Stage, versions: Sequence[int], ways: Ways) -> tuple[Hashable, ...]:
+    """Return all that seconds and bytes follow from besides graph, profile and stage."""
+    at = stage.index
+    passing = tuple((kind, at) in ways.passing for kind in _SEGMENTS)
+    alive = versions[at] if len(versions) > at else 1
+    return passing, ways.together, ways.compiled, ways.parts(at), at in ways.far, alive
 
 
 def _put_joint_s(
@@ -380,66 +401,75 @@ def held_of(
     Ignores:  copies of messages that are sent; fragmentation.
     """
     check_profile(graph, profile)
-    count = len(stages.stages)
-    transient = np.zeros((len(KINDS), count), np.int64)
-    net = np.zeros((len(KINDS), count), np.int64)
+    rows: list[_HeldByStage] = []
     for stage in stages.stages:
-        for kind in _SEGMENTS:
-            at = KINDS.index(kind), stage.index
-            made = frozenset(_trained(graph, stage) if (kind, stage.index) in ways.passing else ())
+        make = partial(_stage_bytes, graph, stages, stage, (profile, versions, ways))
+        key = "bytes", id(profile), stages.has_gradients, *_what(stage, versions, ways)
+        rows.append(_once(stages, stage, key, make))
+    copied = _copied_bytes(graph, stages, profile, ways) if copies else None
+    transient, net, undo, start, divided, whole = zip(*rows, strict=True)
+    some = tuple(zip(*whole, strict=True)) if ways.sharded or ways.far else ((), (), (), ())
+    waiting = tuple(
+        _once(
+            stages,
+            stages.stages[edge.source],
+            ("waiting", edge.kind, edge.values),
+            partial(waiting_bytes, graph, stages, edge),
+        )
+        for edge in stages.edges
+    )
+    both = np.array(transient).T, np.array(net).T
+    return DeviceMemory(*both, undo, start, divided, waiting, copied, some)
+
+
+class _HeldByStage(NamedTuple):
+    """The bytes of one stage: what `DeviceMemory` has of it."""
+
+    transient: NDArray[np.int64]
+    net: NDArray[np.int64]
+    undo: int
+    start: int
+    divided: int
+    whole: tuple[int, int, int, int]
+
+
+def _stage_bytes(
+    graph: Graph, stages: Stages, stage: Stage, by: tuple[Profile, Sequence[int], Ways]
+) -> _HeldByStage:
+    profile, versions, ways = by
+    transient, net = np.zeros((2, len(KINDS)), np.int64)
+    for kind in _SEGMENTS:
+        at = KINDS.index(kind)
+        made = frozenset(_trained(graph, stage) if (kind, stage.index) in ways.passing else ())
+        transient[at] = stage.segment(kind).peak_bytes
+        if made or profile.has_workspace:
             transient[at] = peak_with_workspace(
                 graph, stages, stage.index, kind, profile.workspace_bytes, made=made
             )
-            if (known := _fused(stage.segment(kind), profile, ways, stage.index)) is not None:
-                transient[at] = known.peak_bytes
-            net[at] = stage.segment(kind).change_bytes
-        _add_batch(graph, stage, transient, net)
-        if ways.together > 1:
-            own = (transient[:, stage.index], net[:, stage.index])
-            _put_joint_bytes(graph, stages, stage, (profile, ways.together), own)
-        at_update = _update_bytes(graph, stage, profile, ways.parts(stage.index))
-        transient[KINDS.index("U"), stage.index] = at_update
-    undo = tuple(_undo_bytes(graph, stage, profile) for stage in stages.stages)
-    start = tuple(
-        _held_bytes(graph, stage, profile, versions, ways)
-        if stages.has_gradients
-        else _read_bytes(graph, stage)
-        for stage in stages.stages
-    )
-    copied = _copied_bytes(graph, stages, profile, ways) if copies else None
-    divided, whole = _divided_bytes(graph, stages, profile, ways), _whole(graph, stages, ways)
-    waiting = tuple(waiting_bytes(graph, stages, edge) for edge in stages.edges)
-    return DeviceMemory(transient, net, undo, start, divided, waiting, copied, whole)
+        if (known := _fused(stage.segment(kind), profile, ways, stage.index)) is not None:
+            transient[at] = known.peak_bytes
+        net[at] = stage.segment(kind).change_bytes
+    _add_batch(graph, stage, transient, net)
+    if ways.together > 1:
+        _put_joint_bytes(graph, stages, stage, (profile, ways.together), (transient, net))
+    parts = ways.parts(stage.index)
+    transient[KINDS.index("U")] = _update_bytes(graph, stage, profile, parts)
+    start = _read_bytes(graph, stage)
+    if stages.has_gradients:
+        start = _held_bytes(graph, stage, profile, versions, ways)
+    undo, divided = _undo_bytes(graph, stage, profile), 0
+    if parts > 1:
+        divided = int(trained_bytes(graph, stage) + state_bytes(graph, stage, profile))
+    return _HeldByStage(transient, net, undo, start, divided, _whole(graph, stages, stage, ways))
 
 
-def _divided_bytes(graph: Graph, stages: Stages, profile: Profile, ways: Ways) -> tuple[int, ...]:
-    """Return the bytes of weights and state of each stage that is in shards, else 0."""
-    return tuple(
-        int(trained_bytes(graph, stage) + state_bytes(graph, stage, profile))
-        if ways.parts(stage.index) > 1
-        else 0
-        for stage in stages.stages
-    )
-
-
-def _whole(graph: Graph, stages: Stages, ways: Ways) -> tuple[tuple[int, ...], ...]:
-    """Return the rows of `DeviceMemory.whole`."""
-    if not (ways.sharded or ways.far):
-        return (), (), (), ()
-    rows = stages.stages
-    read = tuple(_version_bytes(graph, s) if ways.comes_and_goes(s.index) else 0 for s in rows)
-    summed = tuple(
-        trained_bytes(graph, stage) if own else 0
-        for stage, own in zip(stages.stages, read, strict=True)
-    )
-    ended = tuple(
-        _end_bytes(graph, stages, stage) if own else 0
-        for stage, own in zip(stages.stages, read, strict=True)
-    )
-    kept = tuple(
-        total // ways.parts(stage.index) for stage, total in zip(stages.stages, summed, strict=True)
-    )
-    return read, summed, ended, kept
+def _whole(graph: Graph, stages: Stages, stage: Stage, ways: Ways) -> tuple[int, int, int, int]:
+    """Return the column of `DeviceMemory.whole` of a stage."""
+    read = _version_bytes(graph, stage) if ways.comes_and_goes(stage.index) else 0
+    if not read:
+        return 0, 0, 0, 0
+    summed = trained_bytes(graph, stage)
+    return read, summed, _end_bytes(graph, stages, stage), summed // ways.parts(stage.index)
 
 
 def _end_bytes(graph: Graph, stages: Stages, stage: Stage) -> int:
@@ -474,17 +504,16 @@ def _add_batch(
     """Add the batch: all of it is held up to its last use, which drops what it does not read."""
     size = sum(node.size_bytes for node in graph.nodes if node.kind == "input")
     forward, backward = (_batch_bytes(graph, stage.segment(kind)) for kind in ("F", "B"))
-    at = stage.index
     if not (forward and backward):
-        transient[KINDS.index("F"), at] += forward
-        transient[KINDS.index("B"), at] += backward
+        transient[KINDS.index("F")] += forward
+        transient[KINDS.index("B")] += backward
         return
     last: SegmentKind = "W" if _batch_bytes(graph, stage.weight_gradient) else "I"
-    transient[KINDS.index("F"), at] += size
-    net[KINDS.index("F"), at] += size
+    transient[KINDS.index("F")] += size
+    net[KINDS.index("F")] += size
     for kind in ("B", last):
-        net[KINDS.index(kind), at] -= size
-        transient[KINDS.index(kind), at] -= size - _batch_bytes(graph, stage.segment(kind))
+        net[KINDS.index(kind)] -= size
+        transient[KINDS.index(kind)] -= size - _batch_bytes(graph, stage.segment(kind))
 
 
 def _batch_bytes(graph: Graph, segment: Segment) -> int:

@@ -344,7 +344,7 @@ def _cut_option(
     profiles = there.profile(captured, way.job, there.cluster, there.listener)
     part_s = None if aim.limit_s is None else aim.limit_s / MOST_JOINED
     cut = way._replace(captured=captured, profiles=profiles)
-    return _option(cut, fixed, there, aim, _over(time.perf_counter(), part_s))
+    return _option(cut, fixed, there, aim, _over(None, part_s))
 
 
 def _options(
@@ -382,7 +382,7 @@ def _options(
         part_s = None if left_s is None else left_s / max(1, len(sizes) - at)
         way = Joining(count, *pair, profiles)
         try:
-            yield way, _option(way, fixed, there, aim, _over(start, part_s))
+            yield way, _option(way, fixed, there, aim, _over(None, part_s))
             fits = True
         except PlanError as problem:
             yield way, problem
@@ -449,10 +449,19 @@ def _joined(option: Option, candidate: Candidate) -> Candidate:
     return replace(candidate, plan=candidate.plan.changed(joined=option.way.joined))
 
 
-def _over(start: float, part_s: float | None) -> Callable[[], bool]:
-    if part_s is None:
-        return lambda: False
-    return lambda: time.perf_counter() - start >= part_s
+def _over(start: float | None, part_s: float | None) -> Callable[[], bool]:
+    """Return what says whether so many seconds are over; from its first call on without a start.
+
+    A search asks when its plans are listed and the first one is judged.
+    """
+    began = start
+
+    def is_over() -> bool:
+        nonlocal began
+        began = time.perf_counter() if began is None else began
+        return part_s is not None and time.perf_counter() - began >= part_s
+
+    return is_over
 
 
 def _joined_job(
