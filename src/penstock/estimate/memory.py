@@ -26,7 +26,7 @@ from penstock.estimate.work import block_kinds, distinct_stages, is_mixed, stage
 from penstock.units import GB
 
 _SCORE_BYTES = {"written": 5, "eager": 5, "eager in 32 bits": 8}  # kept of a score
-_LOGIT_BYTES = 12, 4  # of a logit: 16 bits, 32, softmax and gradient; in one kernel the softmax
+_LOGIT_BYTES = 10, 4  # of a logit: 16 bits, 32 and softmax; in one kernel the softmax
 _RESERVED = 1.06  # of what tensors come and go in, the allocator keeps more of a device
 _CONTEXT = 0.6  # GB of a device's context, its kernels and libraries
 MEMORY_TERMS = ("states", "activations", "logits", "gradient", "buffers")
