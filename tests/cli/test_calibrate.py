@@ -12,7 +12,7 @@ from penstock.cluster import Cluster
 from penstock.device import here
 from penstock.runtime import calibrate
 from penstock.runtime.calibrate import Calibrated, OpTask, calibrated, tasks_on
-from penstock.runtime.links import Overlap, Probe, Timing
+from penstock.runtime.links import Overlapped, Probe, Timing
 from tests.cli.conftest import Call
 
 UNITS = {
@@ -28,7 +28,7 @@ TIMINGS = tuple(
     Timing(size, 1e-5 + size / 1e9, 2e-5 + size / 0.9e9, 4e-5 + size / 0.5e9, 0.0)
     for size in (64, 4096, 2**20, 2**23)
 )
-PROBE = Probe(TIMINGS, Overlap(1.0, 0.1, 1.0, 1.0, 1.1, 0.0))
+PROBE = Probe(TIMINGS, Overlapped(1.0, 0.1, 1.0, 1.0, 1.1, 0.0))
 
 
 def test_every_class_of_ops_has_a_task_that_does_what_it_counts() -> None:
