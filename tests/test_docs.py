@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.estimate import load, predict, read
-from penstock.estimate.described import COLUMNS
+from penstock.estimate.columns import COLUMNS
 from tests.test_layers import ROOMS, SRC
 
 ROOT = Path(__file__).parents[1]

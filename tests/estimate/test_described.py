@@ -8,7 +8,7 @@ import pytest
 
 from penstock.errors import EstimateError
 from penstock.estimate import MODELS, TrainingRun, read
-from penstock.estimate.described import COLUMNS
+from penstock.estimate.columns import COLUMNS
 from penstock.estimate.device import DEVICES, find_device
 from penstock.estimate.frameworks import FRAMEWORKS
 from penstock.estimate.run import Hiding
@@ -59,6 +59,10 @@ def test_a_model_can_be_named(write):
     row = {name: cell for name, cell in ROW.items() if name not in names}
     (found,) = read(write({"model": "llama3-8b", **row, "step_s": "3.0"})).samples
     assert found.run.model == MODELS["llama3-8b"]
+    eager = {"model": "llama3-8b", **row, "step_s": "3.0", "attention": "eager"}
+    assert read(write(eager)).samples[0].run.model.scores == "eager"
+    with pytest.raises(EstimateError, match="no model is called 'llama9'"):
+        read(write({**eager, "model": "llama9"}))
 
 
 def test_what_no_column_says_is_said(write, only):
@@ -138,12 +142,14 @@ def test_replicas_are_what_the_other_ways_leave(only):
         ({"context": "3", "gpus": "24"}, "a sequence of 1024 over context 3"),
         ({"device": "a100-80/t4/t4"}, "3 devices for 2 stages"),
         ({"device": "abacus"}, "no device is called 'abacus'"),
-        ({"model": "llama9"}, "no model is called 'llama9'"),
+        ({"model": "llama3-8b"}, "model is llama3-8b, and hidden is given, too"),
+        ({"expert": "2"}, "expert is 2, and the model has no experts"),
+        ({"expert_intermediate": "64"}, "expert_intermediate is 64, and the model has no experts"),
         ({"interleave": "10"}, "10 chunks on each of 2 stages of 18 layers"),
         ({"pipeline": "1", "tensor": "4", "interleave": "2"}, "2 chunks on each of 1 stages"),
         ({"pipeline": "20", "gpus": "80"}, "20 stages for 18 blocks"),
         ({"experts": "4", "experts_per_token": "8"}, "8 experts a token of 4"),
-        ({"expert": "3"}, "3 ranks share the experts"),
+        ({"experts": "6", "expert": "3"}, "3 ranks share the experts"),
         ({"precision": "fp4"}, "precision is 'fp4'"),
         ({"overlap": "everything"}, "overlap is 'everything'"),
         ({"offload": "optimizer"}, "offload is 'optimizer'"),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar, cast
 
 from penstock.errors import EstimateError
+from penstock.estimate.columns import COLUMNS
 from penstock.estimate.device import Datasheet, find_device
 from penstock.estimate.frameworks import FRAMEWORKS, Framework
 from penstock.estimate.known import find_model
@@ -23,97 +24,9 @@ from penstock.units import GB
 Value = TypeVar("Value")
 
 
-class Column(NamedTuple):
-    """A column: what is taken where it is not there ("": it must be), the most it can be."""
-
-    name: str
-    default: str
-    most: int
-    meaning: str
-
-
-COLUMNS = (
-    Column(
-        "model", "-", 0,
-        "a name that is known; then layers and sequence may replace its own, and the other "
-        "sizes may be left out",
-    ),
-    Column("layers", "", 10_000, "blocks"),
-    Column("hidden", "", 1_000_000, "numbers of a token between blocks"),
-    Column("heads", "", 10_000, "of attention"),
-    Column("kv_heads", "heads", 10_000, "heads of keys and values"),
-    Column("head_size", "hidden / heads", 100_000, "numbers of a head"),
-    Column("intermediate", "4 x hidden", 4_000_000, "numbers inside the feed-forward"),
-    Column("gated", "no", 0, "the feed-forward has a gate (SwiGLU): yes or no"),
-    Column("vocabulary", "", 10_000_000, "tokens that are known"),
-    Column("tied", "no", 0, "the head is the embedding: yes or no"),
-    Column("sequence", "", 16_777_216, "tokens of a sample"),
-    Column("experts", "1", 100_000, "of a block; 1 is a plain feed-forward"),
-    Column("experts_per_token", "2", 10_000, "of them"),
-    Column("expert_intermediate", "intermediate", 4_000_000, "numbers inside an expert"),
-    Column(
-        "attention", "flash", 0,
-        "flash, flash 1 (its first version), written (scores in memory, fused softmax), eager",
-    ),
-    Column("loss", "plain", 0, "plain, or fused (softmax and loss one kernel)"),
-    Column(
-        "cluster", "the device", 0,
-        "a name for the machines: runs of one name are fitted together",
-    ),
-    Column("device", "", 0, "a name of estimate/device.py, or one a stage: a100-80/t4"),
-    Column("gpus", "the product of the ways", 10_000_000, "devices of the run"),
-    Column("gpus_per_host", "of the device", 10_000, "devices of a host"),
-    Column(
-        "inside_gb_per_s", "of the device", 0,
-        "GB/s in one direction to another device of the host",
-    ),
-    Column(
-        "across_gb_per_s", "of the device", 0,
-        "GB/s in one direction: a device's share of the host's network",
-    ),
-    Column(
-        "memory_gb_per_s", "of the device", 0,
-        "GB/s of a device's own memory, where it is another version",
-    ),
-    Column("power_w", "of the device", 0, "watts that a device may draw, where it is limited"),
-    Column(
-        "framework", "megatron-core", 0,
-        "megatron-lm, megatron-core, fsdp, deepspeed, torchtitan, penstock: defaults of what "
-        "follows",
-    ),
-    Column("data", "gpus / the other ways", 10_000_000, "replicas"),
-    Column("tensor", "1", 100_000, "ranks that share a matrix"),
-    Column(
-        "sequence_parallel", "of the framework", 0,
-        "they also divide what lies between products: yes or no",
-    ),
-    Column("context", "1", 100_000, "ranks that share a sequence"),
-    Column("pipeline", "1", 100_000, "stages"),
-    Column("stages", "even", 0, "blocks of each stage: 12/14"),
-    Column("interleave", "1", 10_000, "chunks of blocks on a rank"),
-    Column("expert", "1", 100_000, "ranks that share the experts"),
-    Column(
-        "sharding", "of the framework", 0,
-        "none, optimizer, gradients, full: what replicas divide",
-    ),
-    Column("micro_batch", "1", 1_000_000, "samples at once"),
-    Column("batch", "", 1_000_000_000, "samples of a step, of all replicas"),
-    Column("recompute", "none", 0, "none, selective, full"),
-    Column("precision", "bf16", 0, "bf16, fp16, or fp8 (products of the blocks)"),
-    Column(
-        "overlap", "of the framework", 0,
-        "what is sent beside compute: some of gathers, gradients, tensor, pipe, parted by +; "
-        "or none",
-    ),
-    Column("offload", "none", 0, "none: others are not estimated"),
-    Column(
-        "memory", "allocated", 0,
-        "what peak_bytes are: allocated to tensors, or device (all in use)",
-    ),
-    Column("step_s", "-", 0, "measured: seconds of a step"),
-    Column("tokens_per_s", "-", 0, "measured, instead of step_s: of all devices together"),
-    Column("peak_bytes", "-", 0, "measured: of the device that holds most"),
-    Column("note", "-", 0, "read by nobody"),
+_SIZES = (
+    "hidden", "heads", "kv_heads", "head_size", "intermediate", "gated", "vocabulary", "tied",
+    "experts", "experts_per_token", "expert_intermediate",
 )  # fmt: skip
 _BY_NAME = {column.name: column for column in COLUMNS}
 _YES = {"yes": True, "true": True, "no": False, "false": False}
@@ -237,10 +150,7 @@ def _word(row: Line, name: str, choices: dict[str, Value]) -> Value:
 
 def _model(row: Line) -> Transformer:
     if row.has("model"):
-        blocks, sequence = (
-            _count(row, name) if row.has(name) else 0 for name in ("layers", "sequence")
-        )
-        return find_model(row.text("model"), blocks=blocks, sequence=sequence)
+        return _named(row)
     hidden, heads = _count(row, "hidden"), _count(row, "heads")
     keys = _count(row, "kv_heads", heads)
     if heads % keys:
@@ -248,6 +158,10 @@ def _model(row: Line) -> Transformer:
         raise _refused(row, what, "kv_heads must divide heads")
     inner, count = _count(row, "intermediate", 4 * hidden), _count(row, "experts")
     experts = None
+    alone = [n for n in ("experts_per_token", "expert_intermediate", "expert") if row.has(n)]
+    if count == 1 and any(name != "expert" or _count(row, name) > 1 for name in alone):
+        what = f"{alone[0]} is {row.text(alone[0])}, and the model has no experts"
+        raise _refused(row, what, "say how many in experts, or leave it out")
     if count > 1:
         chosen = _count(row, "experts_per_token")
         if chosen > count:
@@ -268,6 +182,21 @@ def _model(row: Line) -> Transformer:
         scores=_word(row, "attention", _ATTENTION),
         experts=experts,
     )
+
+
+def _named(row: Line) -> Transformer:
+    """Return a model that is known, as deep and as long as the row says."""
+    others = [name for name in _SIZES if row.has(name)]
+    if others:
+        what = f"model is {row.text('model')}, and {others[0]} is given, too"
+        raise _refused(row, what, "leave one of them out; layers and sequence may stay")
+    blocks, sequence = (
+        _count(row, name) if row.has(name) else 0 for name in ("layers", "sequence")
+    )
+    model = find_model(row.text("model"), blocks=blocks, sequence=sequence)
+    if not row.has("attention"):
+        return model
+    return replace(model, scores=_word(row, "attention", _ATTENTION))
 
 
 def _degrees(row: Line, batch: int) -> _Degrees:
