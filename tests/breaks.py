@@ -59,6 +59,54 @@ class Seen(NamedTuple):
 
 BREAKS = (
     Break(
+        name="collected for all",
+        file="graph/tensor/divided.py",
+        old="            if len(value.users) > 1:",
+        new="            if len(value.users) > 9:",
+        tests=("tests/graph/tensor/test_divided.py",),
+        means="who reads a value as this rank has it finds it collected",
+    ),
+    Break(
+        name="bias of each rank",
+        file="graph/tensor/rules.py",
+        old="            yield OpChoice(made, WHOLE if bias else PARTIAL, bias_last=bool(bias))",
+        new="            yield OpChoice(made, PARTIAL)",
+        tests=("tests/graph/tensor/test_divided.py",),
+        means="a bias is added by every rank, and so several times",
+    ),
+    Break(
+        name="a slice without runs",
+        file="graph/tensor/placement.py",
+        old="    outer, before = place.pieces, 1",
+        new="    outer, before = 1, 1",
+        tests=("tests/graph/tensor/test_divided.py",),
+        means="a slice of query, key and value in one is taken for a slice of the first",
+    ),
+    Break(
+        name="collected no more",
+        file="program/rules.py",
+        old="            if state.collected[message] != facts.collects.due[edge]:",
+        new="            if state.collected[message] > 9:",
+        tests=("tests/program/test_collect.py",),
+        means="a stage uses what other ranks have a part of",
+    ),
+    Break(
+        name="slices in one norm",
+        file="runtime/sums.py",
+        old="told_slices(w, own) if rest else own",
+        new="own",
+        tests=("tests/runtime/test_collects.py",),
+        means="a parameter that each rank has whole counts several times in the norm",
+    ),
+    Break(
+        name="meet without waiting",
+        file="simulate/kernel.py",
+        old="    if meetings.came[first] < meetings.members:",
+        new="    if meetings.came[first] < 1:",
+        tests=("tests/program/test_collect.py",),
+        means="a rank goes on before the others have come to a collect",
+    ),
+    Break(
         name="tie lost when hollow",
         file="graph/hollow.py",
         old="        if given not in known:\n            made =",
@@ -2201,7 +2249,7 @@ BREAKS = (
     Break(
         "replicas_alike",
         "schedule/grid.py",
-        "return step, sum(self.shares[:replica]) + place",
+        "return step, sum(before) // self.tensor + place",
         "return step, replica * self.shares[replica] + place",
         ("tests/parity/test_shares.py",),
         "places of micro-batches counted as if all replicas took as many",
@@ -3009,7 +3057,7 @@ BREAKS = (
     Break(
         "two_replicas_summed",
         "program/reductions.py",
-        "_union(replica[stage] for replica in holders)",
+        "_union(replica[stage] for replica in holders[slice_::tensor])",
         "_union(replica[stage] for replica in holders[:2])",
         ("tests/program/test_lower.py",),
         "gradients summed over the first two replicas alone",

@@ -49,6 +49,11 @@ WAYS: dict[str, list[dict[str, object]]] = {  # changes by which a plan has the 
     "commits": [{"commits": True}],
     "no commits": [{"commits": False}],
     "a guard": [{"commits": True, "guard": Guarding(0, 1)}],
+    "divided ops": [{"tensor": 2}],
+    "anything far": [
+        {"offload": row}
+        for row in (("activations", "none"), ("state", "none"), ("weights", "state"))
+    ],
 }
 OPPOSITE = {  # by what the words mean, or by what one of them needs
     frozenset(pair)
@@ -59,6 +64,13 @@ OPPOSITE = {  # by what the words mean, or by what one of them needs
         ("shards", "whole stages"),
         ("commits", "no commits"),
         ("far weights", "nothing far"),
+        ("anything far", "nothing far"),
+        ("parts", "divided ops"),
+        ("copies beside computes", "divided ops"),
+        ("prefetch", "divided ops"),
+        ("far weights", "divided ops"),
+        ("far state", "divided ops"),
+        ("a guard", "divided ops"),
         ("far state", "nothing far"),
         ("far weights", "nothing to fetch"),
         ("shards", "nothing to fetch"),
@@ -87,6 +99,19 @@ REFUSED = {  # what a window, an undone update, one replica and so on have no ro
     "nothing to fetch": {"prefetch"},
     "a schedule as it is": {"unlike shares"},
     "a guard": {"no commits", "far weights"},
+    "divided ops": {
+        "a window",
+        "post-validation",
+        "unlike shares",
+        "shards",
+        "anything far",
+        "slices",
+        "divided micro-batches",
+        "rounded messages",
+        "sums in fewer bits",
+        "compiled ops",
+        "commits",
+    },
 }
 NEVER = "far weights of each replica"  # it is there to be refused
 

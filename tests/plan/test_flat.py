@@ -55,7 +55,8 @@ def test_flat_file_is_the_plan_whose_words_it_has(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(FLAT)
     assert Plan.load(tmp_path / "plan.json") == PLAN
     assert Plan.from_text(FLAT) == PLAN
-    assert json.loads(FLAT).keys() - {"penstock"} == Words.__annotations__.keys()
+    later = {"tensor"}  # words that no flat file has
+    assert json.loads(FLAT).keys() - {"penstock"} == Words.__annotations__.keys() - later
 
 
 def test_flat_file_that_leaves_out_what_is_default_is_read() -> None:

@@ -20,6 +20,7 @@ GRAPH = chain([3, 3, 3, 3], [5, 6, 7, 8])
 # What a step computes, and what its numbers travel in: no count changes that.
 SURVIVE = (
     *("graph", "clip", "commits", "joined", "split", "compiled", "wire", "sums", "early"),
+    "tensor",
     "decisions",
 )
 GIVEN = ("cuts", "cut_names", "schedule", "num_micro_batches", "num_ranks", "replicas", "shares")

@@ -114,7 +114,7 @@ def _last_uses(program, code):
     last = {}
     for at, one in enumerate(code):
         if isinstance(one, Compute):
-            for edge, (_, _, target, _) in enumerate(program.edges):
+            for edge, (_, _, target, *_) in enumerate(program.edges):
                 if target == one.action.stage:
                     last[edge, one.action.micro_batch] = at
     uses = {}

@@ -243,7 +243,7 @@ def test_unread_messages_are_as_many_as_a_queue_of_each_sender_holds(program):
             if not isinstance(one, Compute):
                 continue
             for (edge, _), queue in queues.items():
-                kind, _, target, _ = program.edges[edge]
+                kind, _, target, *_ = program.edges[edge]
                 if target == one.action.stage and (kind == "F") == (one.action.kind == "F"):
                     while one.action.micro_batch in queue:
                         queue.popleft()

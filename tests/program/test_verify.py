@@ -343,7 +343,7 @@ def test_program_without_ranks_is_refused():
 def test_every_rule_has_words():
     alone = {rules.NOT_UPDATED, rules.NOT_VALIDATED, rules.NOT_DROPPED, rules.NOT_BACK}
     told = {*faults.WORDS, rules.FINE, rules.MISSING, *alone}
-    assert told == set(range(rules.IS_NEAR + 1))
+    assert told == set(range(rules.NOT_THIS_GROUP + 1))
 
 
 VALIDATE = Reduce("all", "validate", (0, 1), 0, 8)

@@ -11,8 +11,9 @@ from penstock.cli import face, flags
 from penstock.errors import GraphError, PlanError
 from penstock.files import Json
 from penstock.graph.graph import Graph
+from penstock.graph.tensor.cuts import apart_only, collect_points
 from penstock.job import Job
-from penstock.plan.plan import Plan, Units, plan_by_hand
+from penstock.plan.plan import Plan, Units, divided, plan_by_hand
 from penstock.program.passes.offload import Offloaded
 from penstock.rules.rewrite import rewritten
 from penstock.rules.rule import Rule, load
@@ -35,6 +36,7 @@ def check(  # noqa: PLR0913 - the flags of the command
     schedule: Annotated[str, typer.Option(help=flags.SCHEDULE)] = "one_f_one_b",
     units: Annotated[str | None, typer.Option(metavar="block|N", help=flags.UNITS)] = None,
     replicas: Annotated[int | None, typer.Option(min=1, help="Copies of the pipeline.")] = None,
+    tensor: Annotated[int, typer.Option(min=1, help=flags.TENSOR)] = 1,
     recompute: Annotated[bool, typer.Option(help="Repeat F before B in every stage.")] = False,
     offload: Annotated[str | None, typer.Option(help=flags.OFFLOAD)] = None,
     post_validation: face.PostValidation = False,
@@ -53,12 +55,13 @@ def check(  # noqa: PLR0913 - the flags of the command
         ask.check_fits(asked, loaded, post_validation=post_validation)
         if plan is not None:
             given_too = {"--stages": stages, "--replicas": replicas, "--offload": offload}
+            given_too |= {"--tensor": tensor if tensor > 1 else None}
             given_too |= {"--recompute": recompute, "--post-validation": post_validation}
             ask.check_left_out(given_too)
         given = None if plan is None else Plan.load(plan)
         cuts = _cuts(loaded, asked, stages, replicas, recompute=recompute)
         cuts = cuts._replace(offload=ask.offload_asked(offload) or "none")
-        cuts = cuts._replace(post_validation=post_validation, rules=said)
+        cuts = cuts._replace(post_validation=post_validation, rules=said, tensor=tensor)
         found = _checked(author, loaded, given, cuts, steps, in_units)
     if as_json:
         face.show_json(found)
@@ -78,6 +81,7 @@ class _Cuts(NamedTuple):
     offload: Offloaded = "none"
     post_validation: bool = False
     rules: tuple[Rule, ...] = ()
+    tensor: int = 1
 
 
 def _cuts(
@@ -99,6 +103,7 @@ def _checked(
 
     from penstock.device import here
     from penstock.graph.split import split
+    from penstock.graph.tensor.choose import by_tensor
     from penstock.graph.trace import capture
     from penstock.runtime.launch import run_processes, run_threads
     from penstock.training.choose import for_plan
@@ -112,6 +117,7 @@ def _checked(
             return _untraced(given.num_stages if given else cuts.stages, cuts, problem)
     if given is None:
         captured = split(captured, slices_asked(cuts.rules, captured.graph))
+        captured = by_tensor(captured, cuts.tensor)
         chosen = by_hand(captured.graph, job, cuts)
     else:  # its micro-batches are joined here too
         chosen, (_, captured) = given, for_plan(job, given, captured, view.TERMINAL)
@@ -156,7 +162,7 @@ def by_hand(graph: Graph, job: Job, wanted: _Cuts) -> Plan:
         )
     rules = ruled(wanted.rules, graph)
     required = rules.required if len(rules.required) < stages else frozenset[int]()
-    ends = StageEnds(required, rules.forbidden)
+    ends = StageEnds(required, rules.forbidden | apart_only(graph))
     cuts = balanced_cuts(graph, [float(node.flop) for node in graph.nodes], stages, ends)
     shares = evenly(job.micro_batches, wanted.replicas)
     divides = wanted.offload in ("weights", "all") and wanted.replicas > 1
@@ -175,7 +181,8 @@ def by_hand(graph: Graph, job: Job, wanted: _Cuts) -> Plan:
         post_validation=wanted.post_validation,
         shard=("shard",) * stages if divides else (),
     )
-    return plan.changed(buffers=job.buffers, wire=job.fewest_bits, sums=job.sums)
+    plan = plan.changed(buffers=job.buffers, wire=job.fewest_bits, sums=job.sums)
+    return divided(plan, graph, collect_points(graph))
 
 
 def _untraced(stages: int, cuts: _Cuts, problem: GraphError) -> dict[str, Json]:

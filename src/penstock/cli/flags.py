@@ -6,3 +6,4 @@ OFFLOAD = (
 SCHEDULE = "A name from `penstock schedule`, or a file: its text, JSON, or torch's CSV."
 UNITS = "One unit for each block, or N for each stage."
 MEMORY = "The most that a rank may hold: 60MiB, or 60MiB,30MiB one by one; default: all."
+TENSOR = "Ranks that divide the ops of each stage."

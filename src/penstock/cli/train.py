@@ -17,6 +17,7 @@ def train(  # long: the flags of the command  # noqa: PLR0913
     plan: Annotated[Path | None, typer.Option(help="Train with this plan.")] = None,
     schedule: Annotated[str | None, typer.Option(help=flags.SCHEDULE)] = None,
     stages: Annotated[int | None, typer.Option(min=1, help="Stages of a pipeline.")] = None,
+    tensor: Annotated[int, typer.Option(min=1, help=flags.TENSOR)] = 1,
     units: Annotated[str | None, typer.Option(metavar="block|N", help=flags.UNITS)] = None,
     steps: Annotated[
         int | None, typer.Option(min=1, help="Total steps; default: the job's.")
@@ -111,6 +112,7 @@ def train(  # long: the flags of the command  # noqa: PLR0913
             ranks=ranks,
             stages=stages,
             schedule=schedule,
+            tensor=tensor,
             units=ask.units_asked(units),
             offload=ask.offload_asked(offload),
             memory=ask.memory_asked(memory),

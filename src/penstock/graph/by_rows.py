@@ -24,8 +24,8 @@ aten = torch.ops.aten
 
 _CACHED_BYTES = 1 << 20  # of one gradient that is made at once
 
-_LIBRARY: Any = torch.library.Library("penstock", "DEF")
-_LIBRARY.define(
+LIBRARY: Any = torch.library.Library("penstock", "DEF")
+LIBRARY.define(
     "loss_backward(Tensor grad, Tensor output, Tensor target, Tensor? weight, int reduction,"
     " int ignore_index, Tensor total_weight) -> Tensor"
 )
@@ -59,7 +59,7 @@ def loss_backward(  # noqa: PLR0913 - as torch's own op has them
     return made
 
 
-_LIBRARY.impl("loss_backward", loss_backward, "CompositeExplicitAutograd")
+LIBRARY.impl("loss_backward", loss_backward, "CompositeExplicitAutograd")
 LOSS_BACKWARD: Any = torch.ops.penstock.loss_backward.default
 
 

@@ -22,6 +22,7 @@ from penstock.graph.by_rows import LOSS_BACKWARD, loss_backward
 from penstock.graph.direct import DIRECT
 from penstock.graph.functional import HIDDEN_MUTATIONS
 from penstock.graph.stages import Segment
+from penstock.graph.tensor.collect import COLLECT, rank_args
 from penstock.graph.trace import Capture
 
 aten = torch.ops.aten
@@ -114,6 +115,7 @@ class _Writer:
         fused: Sequence[Fused] = (),
     ) -> None:
         self.capture, self.segment, self.asked = capture, segment, asked
+        self.own = frozenset(segment.ops)
         self.fused = {op: run for run in fused for op in run.ops}
         self.index = {node: i for i, node in enumerate(capture.fx_nodes)}
         self.names: dict[str, Any] = {"_reseed": reseed, "_generator": _compat.GENERATOR}
@@ -180,11 +182,13 @@ class _Writer:
 
     def _call(self, op: int) -> str:
         node = self.capture.fx_nodes[op]
+        if node.target is COLLECT and self.index[node.all_input_nodes[0]] not in self.own:
+            return self._text(node.args[0])  # it came so from another stage
         if node.target is operator.getitem:
             return f"{self._text(node.args[0])}[{self._text(node.args[1])}]"
         name = re.sub(r"\W", "_", f"op_{node.target}")  # also "<built-in function add>", of sizes
         target = self._name(name, callable_of(node.target))
-        args = list(node.args)
+        args = list(rank_args(node, self.capture.rank))
         repeats = self.segment.kind != "F" and self.capture.graph.nodes[op].effect == "mutates"
         if repeats and node.target in HIDDEN_MUTATIONS:
             args[3] = args[4] = None  # a repeated batch norm leaves the running statistics alone

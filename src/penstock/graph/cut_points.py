@@ -43,6 +43,17 @@ def find_cut_points(graph: Graph) -> tuple[CutPoint, ...]:
     return _unique_names([found[at] for at in sorted(found)])
 
 
+def with_places(
+    graph: Graph, points: Iterable[CutPoint], places: Iterable[int]
+) -> tuple[CutPoint, ...]:
+    """Return cut points with those before the nodes `places`, too."""
+    crossing, found = _crossing_bytes(graph), {point.at: point for point in points}
+    for at in places:
+        name = f"before {graph.nodes[at].name}"
+        found.setdefault(at, CutPoint(name, at, crossing[at]))
+    return _unique_names([found[at] for at in sorted(found)])
+
+
 def _inside_slices(graph: Graph, ops: Iterable[int]) -> list[bool]:
     """Return the nodes before which a slice of a parameter has begun, and is not at its end."""
     span: dict[str, tuple[int, int]] = {}

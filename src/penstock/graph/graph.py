@@ -129,7 +129,15 @@ class Graph:
         """Return (name, count) of each parameter that is cut into slices (split.py), by name."""
         names = (node.name for node in self.nodes if node.kind == "parameter")
         parts = filter(None, map(part_in, names))
-        return tuple(sorted(Counter(part.key for part in parts).items()))
+        counts = Counter(part.key for part in parts if part.order is None)
+        return tuple(sorted(counts.items()))
+
+    @cached_property
+    def tensor(self) -> int:
+        """Return among how many ranks the ops are divided (tensor/divided.py)."""
+        names = (node.name for node in self.nodes if node.kind == "parameter")
+        parts = filter(None, map(part_in, names))
+        return max((part.ranks for part in parts), default=1)
 
     @property
     def told(self) -> frozenset[int]:

@@ -5,23 +5,41 @@ And how the ops are that read a slice of a parameter: by their module, and which
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-_PART = re.compile(r"part (?P<start>\d+) of (?P<shape>[\dx]*)/(?P<key>.+)", re.DOTALL)
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_PART = re.compile(
+    r"part (?P<start>\d+) of (?P<shape>[\dx]*)(?: by (?P<order>\d+x\d+))?/(?P<key>.+)", re.DOTALL
+)
 _SLICE = re.compile(r"(?:.+\.)?slice \d+ of \d+")
 
 
 class PartName(NamedTuple):
-    """The numbers from number `start` on of the tensor `key`, which has this shape whole."""
+    """The numbers from number `start` on of the tensor `key`, which has this shape whole.
+
+    order:  (a, b): they are numbered as [b, a, ...] has them, where the tensor is [a, b, ...]; so
+            that each of b ranks has one part, though its slice is of a dim behind others.
+    """
 
     key: str
     start: int
     shape: tuple[int, ...]
+    order: tuple[int, int] | None = None
+
+    @property
+    def ranks(self) -> int:
+        """Return the number of parts; 1 where the tensor is not divided by an order."""
+        return 1 if self.order is None else self.order[1]
 
 
-def part_key(key: str, start: int, shape: Sequence[int]) -> str:
+def part_key(
+    key: str, start: int, shape: Sequence[int], order: tuple[int, int] | None = None
+) -> str:
     """Return the name of the part of tensor `key` that begins at number `start`."""
-    return f"part {start} of {'x'.join(map(str, shape))}/{key}"
+    by = f" by {order[0]}x{order[1]}" if order else ""
+    return f"part {start} of {'x'.join(map(str, shape))}{by}/{key}"
 
 
 def part_in(name: str) -> PartName | None:
@@ -31,7 +49,27 @@ def part_in(name: str) -> PartName | None:
         return None
     words = found["shape"]
     shape = tuple(map(int, words.split("x"))) if words else ()
-    return PartName(found["key"], int(found["start"]), shape)
+    order = None
+    if found["order"]:
+        a, b = map(int, found["order"].split("x"))
+        order = a, b
+    return PartName(found["key"], int(found["start"]), shape, order)
+
+
+def in_order(value: "Tensor", order: tuple[int, int] | None) -> "Tensor":
+    """Return the numbers of a tensor in the order in which its parts count them."""
+    if order is None:
+        return value.reshape(-1)
+    return value.reshape(*order, -1).transpose(0, 1).reshape(-1)
+
+
+def out_of_order(
+    numbers: "Tensor", shape: Sequence[int], order: tuple[int, int] | None
+) -> "Tensor":
+    """Return the tensor of which `in_order` gives these numbers."""
+    if order is None:
+        return numbers.view(*shape)
+    return numbers.view(order[1], order[0], -1).transpose(0, 1).reshape(*shape)
 
 
 def key_in(name: str) -> str:
@@ -43,7 +81,9 @@ def key_in(name: str) -> str:
 def word_of(name: str) -> str:
     """Return one word for a tensor or a part of it, by which a sum of its gradients is named."""
     part = part_in(name)
-    return name if part is None else f"{part.key}@{part.start}"
+    if part is None or part.order is not None:  # of a slice, each rank has one
+        return key_in(name)
+    return f"{part.key}@{part.start}"
 
 
 def slice_path(module: str, number: int, count: int) -> str:

@@ -45,7 +45,7 @@ from penstock.graph.functional import (
 )
 from penstock.graph.graph import Graph, Node, NodeKind, with_cut_points
 from penstock.graph.lasting import lasting_buffers, note_built
-from penstock.graph.parts import PartName, part_in
+from penstock.graph.parts import PartName, in_order, part_in
 from penstock.graph.precision import computed_in, narrowed, traced_in
 from penstock.graph.rows import Placeholder, RedrawnError, rows_of
 from penstock.graph.views import laid_together, overlaps_with
@@ -64,6 +64,7 @@ class Capture:
     constants:  tensors that the model holds outside its parameters and buffers.
     model:      the module, with its initial weights.
     batch:      what a batch must be to fit.
+    rank:       of the ranks that divide its ops (tensor/divided.py), the one whose step it is.
     """
 
     graph: Graph
@@ -72,6 +73,7 @@ class Capture:
     constants: dict[int, Tensor]
     model: nn.Module
     batch: BatchKey
+    rank: int = 0
 
     @property
     def writes_batch(self) -> bool:
@@ -102,9 +104,13 @@ class Capture:
 
 
 def _rows(whole: nn.Parameter, part: PartName, node: Node) -> nn.Parameter:
-    """Return the rows of a parameter that are the slice of a node."""
-    first = part.start // math.prod(part.shape[1:])
-    rows = whole.detach()[first : first + node.shape[0]]
+    """Return the part of a parameter that is the slice of a node."""
+    if part.order is None:
+        first = part.start // math.prod(part.shape[1:])
+        rows = whole.detach()[first : first + node.shape[0]]
+    else:
+        numbers = in_order(whole.detach(), part.order)
+        rows = numbers[part.start : part.start + math.prod(node.shape)].view(node.shape)
     return nn.Parameter(rows, requires_grad=whole.requires_grad)
 
 

@@ -72,6 +72,8 @@ FEATURES: "dict[str, Callable[[Plan], bool]]" = {
     "commits": lambda plan: plan.agreement.commits,
     "no commits": lambda plan: not plan.agreement.commits,
     "a guard": lambda plan: plan.agreement.guard is not None,
+    "divided ops": lambda plan: plan.tensor > 1,
+    "anything far": lambda plan: any(stage.far != "none" for stage in plan.stages),
 }
 
 
@@ -112,6 +114,11 @@ def _unlike_shares(plan: "Plan") -> str:
     return f"shares are {written(plan.place.shares)}, by {name_of(plan.schedule)}"
 
 
+def _with_divided(words: str) -> "Callable[[Plan], str]":
+    return lambda plan: f"ops divided among {plan.tensor} ranks, with {words}"
+
+
+_UNDIVIDED = "take 1 tensor rank, or leave the other out"
 _OWN_BATCHES = "make the plan with the job's own micro-batches"
 _SYNCHRONOUS = "take a synchronous schedule, without post_validation"
 _NEAR = "let the plan commit, and offload no weights"
@@ -213,6 +220,22 @@ FITS: tuple[Misfit, ...] = (
         "a schedule as it is",
         _unlike_shares,
         "give all replicas the same share, or name the builder of a synchronous schedule",
+    ),
+    *(
+        Misfit("divided ops", other, _with_divided(words), _UNDIVIDED)
+        for other, words in (
+            ("a window", "weights of several versions"),
+            ("post-validation", "updates that may be undone"),
+            ("unlike shares", "unlike shares"),
+            ("shards", "stages in shards"),
+            ("anything far", "far memory"),
+            ("slices", "parameters in slices"),
+            ("divided micro-batches", "parts of micro-batches"),
+            ("rounded messages", "rounded messages"),
+            ("sums in fewer bits", "sums in fewer bits"),
+            ("compiled ops", "compiled ops"),
+            ("commits", "steps that ranks commit"),
+        )
     ),
     Misfit("commits", "a window", _updates_before, _SYNCHRONOUS),
     Misfit("commits", "post-validation", _updates_before, _SYNCHRONOUS),

@@ -3,15 +3,18 @@
 The result is what is simulated and what runs, to the letter.
 """
 
-from penstock.errors import ScheduleError
+from itertools import starmap
+
+from penstock.errors import PlanError, ScheduleError
 from penstock.graph.cut import cut
 from penstock.graph.graph import Graph
 from penstock.graph.known import KnownStages
 from penstock.graph.parts import word_of
 from penstock.graph.stages import Stage, StageEdge, Stages
+from penstock.graph.tensor.cuts import collect_points, collects_of
 from penstock.graph.wire import message_bytes, summed_bytes
 from penstock.plan.plan import Plan, check_fits, schedule_of
-from penstock.program.edges import Edge, StageBytes, TiedGroup
+from penstock.program.edges import Collected, Edge, StageBytes, TiedGroup
 from penstock.program.lower import lower_schedule
 from penstock.program.passes.offload import offload
 from penstock.program.passes.receive_early import receive_early
@@ -30,6 +33,11 @@ def stages_of(plan: Plan, graph: Graph, known: KnownStages | None = None) -> Sta
     Raises:   PlanError: the plan is for another graph.  GraphError: an impossible cut.
     """
     check_fits(plan, graph)
+    missing = sorted({*collect_points(graph)}.difference(plan.cuts))
+    if missing:
+        name = graph.cut_points[missing[0]].name
+        hint = "make the plan with --tensor, which cuts it there"
+        raise PlanError(f"the plan does not cut {name!r}, where ranks collect", hint=hint)
     return cut(graph, plan.cuts, plan.recompute, backward=trains(plan.schedule), known=known)
 
 
@@ -69,6 +77,7 @@ def lower_plan(  # long: what a plan says, field by field
                 e.source,
                 e.target,
                 _held_in(e, largest) * message_bytes(graph, e.values, bits),
+                tuple(starmap(Collected, collects_of(graph, e).items())),
             )
             for e, bits in zip(stages.edges, bits_of(plan, stages), strict=True)
         ],
@@ -83,6 +92,7 @@ def lower_plan(  # long: what a plan says, field by field
         stages=stages.stages,
         stage_bytes=[_bytes_of(stage, plan, graph) for stage in stages.stages],
         far=plan.far,
+        tensor=plan.tensor,
     )
     if plan.shards or plan.far:  # 5 in docs/architecture.md
         ahead, parts = plan.overlap.prefetch, plan.place.parts

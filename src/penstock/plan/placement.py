@@ -21,6 +21,7 @@ class Placement:
                         replicas with which it divides them, in least terms; empty: all as much.
     hosts:              names of the cluster's hosts on which ranks are numbered, in that order;
                         empty: as they stand in the cluster.
+    tensor:             ranks that divide the ops of each stage among them (docs/tensor.md).
     """
 
     num_ranks: int
@@ -29,13 +30,15 @@ class Placement:
     shares: tuple[int, ...] = ()
     parts: tuple[int, ...] = ()
     hosts: tuple[str, ...] = ()
+    tensor: int = 1
 
     def __post_init__(self) -> None:
-        for what in ("num_micro_batches", "num_ranks", "replicas"):
+        for what in ("num_micro_batches", "num_ranks", "replicas", "tensor"):
             if getattr(self, what) < 1:
                 raise PlanError(f"{what} is {getattr(self, what)}; it must be 1 or more")
-        if self.num_ranks * self.replicas > _MOST_RANKS:
-            message = f"{self.num_ranks * self.replicas} ranks"
+        total = self.num_ranks * self.replicas * self.tensor
+        if total > _MOST_RANKS:
+            message = f"{total} ranks"
             raise PlanError(f"{message}; there cannot be more than {_MOST_RANKS}")
         if len(set(self.hosts)) < len(self.hosts):
             raise PlanError(f"hosts are {', '.join(self.hosts)}; each may appear once")
@@ -45,7 +48,9 @@ class Placement:
     @property
     def grid(self) -> Grid:
         """Whose the ranks are, and who takes which micro-batches of a step."""
-        return Grid(self.num_ranks, self.shares or (self.num_micro_batches,) * self.replicas)
+        shares = self.shares or (self.num_micro_batches,) * self.replicas
+        copies = shares if self.tensor == 1 else [n for n in shares for _ in range(self.tensor)]
+        return Grid(self.num_ranks, tuple(copies), self.tensor)
 
 
 def _check_shares(place: Placement) -> None:
@@ -68,13 +73,14 @@ def _check_parts(place: Placement) -> None:
         raise PlanError(f"parts are {written(place.parts)}, not in least terms", hint=hint)
 
 
-def placed(
+def placed(  # noqa: PLR0913 - the fields of a placement
     num_ranks: int,
     num_micro_batches: int,
     replicas: int = 1,
     shares: Sequence[int] = (),
     parts: Sequence[int] = (),
     hosts: Sequence[str] = (),
+    tensor: int = 1,
 ) -> Placement:
     """Return the placement in its normal form: alike shares and equal parts are left out.
 
@@ -83,7 +89,8 @@ def placed(
     """
     sizes = num_ranks, num_micro_batches, replicas
     is_alike = tuple(shares) == (num_micro_batches,) * len(shares) and len(shares) == replicas
-    place = Placement(*sizes, () if is_alike else tuple(shares), hosts=tuple(hosts))
+    own = () if is_alike else tuple(shares)
+    place = Placement(*sizes, own, hosts=tuple(hosts), tensor=tensor)
     if not parts or misplaced(tuple(parts), place.grid):
         return replace(place, parts=tuple(parts)) if parts else place
     return replace(place, parts=place.grid.uneven(tuple(parts)))

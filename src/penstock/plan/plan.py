@@ -162,6 +162,11 @@ class Plan:
         return self.place.replicas
 
     @property
+    def tensor(self) -> int:
+        """Return how many ranks divide the ops of each stage."""
+        return self.place.tensor
+
+    @property
     def num_micro_batches(self) -> int:
         """Return the micro-batches of a replica and step, those of the largest share."""
         return self.place.num_micro_batches
@@ -214,7 +219,7 @@ class Plan:
     @property
     def total_ranks(self) -> int:
         """Return the number of ranks of all replicas."""
-        return self.num_ranks * self.replicas
+        return self.num_ranks * self.replicas * self.tensor
 
     def refined(self, graph: Graph, units: Units = "block") -> "Plan":
         """Return the plan with each stage cut again, into units: stages of their own.
@@ -349,6 +354,9 @@ def check_fits(plan: Plan, graph: Graph) -> None:
 
     Raises:   PlanError: another model, batch shape or cut points.
     """
+    if plan.tensor != graph.tensor:
+        message = f"the plan divides ops among {plan.tensor} ranks, the graph {graph.tensor}"
+        raise PlanError(message, hint="divide the graph as the plan says, or make a new plan")
     if plan.graph != graph.digest:
         asked, own = dict(plan.terms.split), dict(graph.slices)
         if asked != own:
@@ -465,7 +473,7 @@ def plan_by_hand(
     given, sizes = any_schedule(schedule), Words(num_ranks=len(cuts) + 1)
     if isinstance(given, Schedule):
         sizes = Words(num_ranks=given.num_ranks, num_micro_batches=given.num_micro_batches)
-    words = Words(split=graph.slices) | sizes | words
+    words = Words(split=graph.slices, tensor=graph.tensor) | sizes | words
     if "num_micro_batches" not in words:
         message = f"{name_of(given)} can have any number of micro-batches"
         raise PlanError(message, hint="give num_micro_batches=")

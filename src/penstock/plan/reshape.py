@@ -56,7 +56,7 @@ def reshaped(plan: Plan, graph: Graph, counts: Counts) -> Plan:
     The order of hosts, parts and a guard are those of as many ranks.
     Raises:   PlanError: the plan cannot have these counts.
     """
-    total, replicas = counts.ranks * counts.replicas, counts.replicas
+    total, replicas = counts.ranks * counts.replicas * plan.tensor, counts.replicas
     same_ranks = (total, replicas) == (plan.total_ranks, plan.replicas)
     offload: tuple[Offloaded, ...] = _by_stage(plan.offload, counts.stages, "none")
     shard = _sharded(plan, counts, offload)
@@ -79,6 +79,7 @@ def reshaped(plan: Plan, graph: Graph, counts: Counts) -> Plan:
             shares=counts.shares,
             parts=plan.place.parts if same_ranks and is_divided else (),
             hosts=plan.place.hosts if total == plan.total_ranks else (),
+            tensor=plan.tensor,
         ),
         terms=replace(plan.terms, buffers=_buffers(plan, replicas)),
         overlap=replace(

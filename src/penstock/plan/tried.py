@@ -41,12 +41,13 @@ def in_words(plan: "Plan") -> str:
     count = plan.total_ranks
     on = "one process" if count == 1 else f"{count} processes"
     if plan.num_ranks == 1:
-        words = on if count == 1 else f"data parallel on {on}"
+        words = on if count in (1, plan.tensor) else f"data parallel on {on}"
     else:
         stages, name = f"{plan.num_stages} stages", name_of(plan.schedule)
         many = f"{plan.replicas} pipelines" if plan.replicas > 1 else "pipeline"
         words = f"{many} of {stages} on {on} ({name})"
-    parts = ["in shards"] if plan.shards else []
+    parts = [f"ops of each stage divided among {plan.tensor}"] if plan.tensor > 1 else []
+    parts += ["in shards"] if plan.shards else []
     parts += ["recompute"] if any(plan.recompute) else []
     parts += ["far memory"] if plan.offloads else []
     return ", ".join([words, *parts])

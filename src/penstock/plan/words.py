@@ -55,6 +55,7 @@ class Words(TypedDict, total=False):
     early: int
     shares: Sequence[int]
     hosts: Sequence[str]
+    tensor: int
     split: tuple[tuple[str, int], ...]
     compiled: bool
     wire: tuple[int, int]

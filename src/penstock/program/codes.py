@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,8 @@ from penstock.program.instructions import (
     SPAN_KINDS,
     TABLE,
     Code,
+    Collect,
+    CollectHow,
     Instruction,
     OpRow,
     Reduce,
@@ -24,6 +26,7 @@ COMPUTE, SEND, RECEIVE, REDUCE, UPDATE = map(
     OPS.index, ("compute", "send", "receive", "reduce", "update")
 )
 UNSHARD, RESHARD, OFFLOAD, RELOAD = map(OPS.index, ("unshard", "reshard", "offload", "reload"))
+COLLECT = OPS.index("collect")
 BEGIN_OFFLOAD, BEGIN_RELOAD = map(OPS.index, ("begin_offload", "begin_reload"))
 
 
@@ -34,6 +37,7 @@ def _flags(says: Callable[[OpRow], bool]) -> NDArray[np.bool_]:
 
 WORKS = _flags(lambda row: row.does == "works")
 JOINS = _flags(lambda row: row.does == "joins")
+MEETS = _flags(lambda row: row.does == "meets")
 SHOWN = _flags(lambda row: row.lane is not None)
 USES_STAGE = _flags(lambda row: "stage" in row.columns)
 USES_EDGE = _flags(lambda row: "edge" in row.columns)
@@ -67,6 +71,13 @@ SMALL = (
 Numbers: TypeAlias = NDArray[np.int16 | np.int32]
 
 
+class Collectors(NamedTuple):
+    """Who takes part in a Collect, and what comes of it."""
+
+    ranks: tuple[int, ...]
+    how: CollectHow
+
+
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Codes:
     """For every rank, a sequence of instructions.
@@ -84,9 +95,10 @@ class Codes:
     edge: Numbers  # of a message; of a Reduce, its place in `reductions`
     peer: Numbers
     version: Numbers
-    slot: Numbers
+    slot: Numbers  # of a Collect, its place in `meetings`
     offsets: NDArray[np.int64]
     reductions: tuple[Reduce, ...] = ()  # each with step 0
+    meetings: tuple[Collectors, ...] = ()  # of Collects
 
     def __post_init__(self) -> None:
         for name in (*COLUMNS, "offsets"):
@@ -101,8 +113,9 @@ class Codes:
             self.op.max(initial=0) >= len(OPS)
             or self.kind.max(initial=0) >= len(KINDS)
             or not ((sums >= 0) & (sums < len(self.reductions))).all()
+            or not _among(self.slot[self.op == COLLECT], len(self.meetings))
         ):
-            raise ValueError("an op, kind or reduction beyond the last one")
+            raise ValueError("an op, kind, reduction or meeting beyond the last one")
 
     @classmethod
     def of(cls, codes: "Codes | Iterable[Iterable[Instruction]]") -> "Codes":
@@ -110,11 +123,12 @@ class Codes:
         if isinstance(codes, Codes):
             return codes
         table: dict[Reduce, int] = {}
+        meetings: dict[Collectors, int] = {}
         lengths: list[int] = []
         rows: list[tuple[int, ...]] = []
         for code in codes:
             before = len(rows)
-            rows += [_encode(instruction, table) for instruction in code]
+            rows += [_encode(instruction, table, meetings) for instruction in code]
             lengths.append(len(rows) - before)
         values = np.array(rows, np.int64).reshape(-1, len(COLUMNS))
         if np.abs(values).max(initial=0) >= 2**31:
@@ -122,7 +136,7 @@ class Codes:
                 f"a number in an instruction is {np.abs(values).max()}", hint="stay below 2**31"
             )
         offsets = np.cumsum([0, *lengths], dtype=np.int64)
-        return cls(*columns_of(values), offsets, tuple(table))
+        return cls(*columns_of(values), offsets, tuple(table), tuple(meetings))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -150,6 +164,9 @@ class Codes:
         return tuple(map(self._instruction, zip(*columns, strict=True)))
 
     def _instruction(self, row: tuple[int, ...]) -> Instruction:
+        if row[0] == COLLECT:
+            _, kind, stage, number, edge, *_, slot = row
+            return Collect(Action(KINDS[kind], stage, number), edge, *self.meetings[slot])
         if row[0] != REDUCE:
             return _decoded(row)
         return replace(self.reductions[row[_EDGE]], step=row[_NUMBER])
@@ -160,11 +177,13 @@ class Codes:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Codes):
             return NotImplemented
-        names = ("offsets", *(name for name in COLUMNS if name != "edge"))
+        names = ("offsets", *(name for name in COLUMNS if name not in ("edge", "slot")))
         if not all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names):
             return False
         reduces = np.flatnonzero(self.op == REDUCE)
         if not np.array_equal(np.delete(self.edge, reduces), np.delete(other.edge, reduces)):
+            return False
+        if not _same_slots(self, other):
             return False
         mine = [self.reductions[int(self.edge[row])] for row in reduces]
         return mine == [other.reductions[int(other.edge[row])] for row in reduces]
@@ -174,6 +193,20 @@ class Codes:
 
     def __repr__(self) -> str:
         return f"Codes({len(self)} ranks, {self.num_instructions} instructions)"
+
+
+def _among(places: Numbers, count: int) -> bool:
+    return bool(((places >= 0) & (places < count)).all())
+
+
+def _same_slots(one: Codes, other: Codes) -> bool:
+    """Return whether messages fill the same slots, and the same ranks collect alike."""
+    rows = one.op == COLLECT
+    if not np.array_equal(one.slot[~rows], other.slot[~rows]):
+        return False
+    mine: list[int] = one.slot[rows].tolist()
+    theirs: list[int] = other.slot[rows].tolist()
+    return [one.meetings[at] for at in mine] == [other.meetings[at] for at in theirs]
 
 
 COLUMNS = ("op", "kind", "stage", "micro_batch", "edge", "peer", "version", "slot")
@@ -234,7 +267,14 @@ def _decoded(row: tuple[int, ...]) -> Instruction:
     return own.of(Action(KINDS[kind], stage, micro_batch), *others)
 
 
-def _encode(instruction: Instruction, table: dict[Reduce, int]) -> tuple[int, ...]:
+def _encode(
+    instruction: Instruction, table: dict[Reduce, int], meetings: dict[Collectors, int]
+) -> tuple[int, ...]:
+    if isinstance(instruction, Collect):
+        kind, stage, number = instruction.of
+        meeting = Collectors(instruction.ranks, instruction.how)
+        slot = meetings.setdefault(meeting, len(meetings))
+        return COLLECT, _CODE_OF[kind], stage, number, instruction.edge, -1, 0, slot
     if not isinstance(instruction, Reduce):
         return _encoded(instruction)
     row = list(_EMPTY[Reduce])

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.program.codes import (
+    COLLECT,
     COMPUTE,
     RECEIVE,
     REDUCE,
@@ -42,6 +43,7 @@ class Traffic(NamedTuple):
     arrived: NDArray[np.uint8]  # ranks that wait in a norm or an Unshard
     lanes: "SumLanes"
     at_gather: NDArray[np.int64]  # place in a replica -> ranks that wait in an Unshard
+    at_collect: NDArray[np.int64]  # first rank of a group -> ranks that wait in its Collect
     row: NDArray[np.int64]  # rank -> where it is
     ready: NDArray[np.int64]  # a stack of ranks that may go on, each at most once
     queued: NDArray[np.uint8]  # ranks on the stack
@@ -72,6 +74,7 @@ class Waits(NamedTuple):
     gates: NDArray[
         np.int64
     ]  # message -> the one that must be posted before it is sent; empty: itself
+    collects: NDArray[np.int64]  # meeting -> its first rank, how far apart they are, and how many
 
 
 def stops(code: Columns, facts: Facts, capacity: int | None = 0) -> NDArray[np.int64]:
@@ -84,7 +87,11 @@ def stops(code: Columns, facts: Facts, capacity: int | None = 0) -> NDArray[np.i
     gates = np.empty(0, np.int64) if capacity == 0 else _gates(code, facts, capacity)
     beside = np.argsort(sizes.column, kind="stable"), np.cumsum([0, *np.bincount(sizes.column)])
     known = facts.places.where, facts.wiring, facts.sums, facts.sum_of
-    waits = Waits(sizes, *known, *beside, gates)
+    apart = num_ranks // (int(sizes.replica[-1]) + 1)
+    own = facts.collects
+    groups = [(first, apart, own.tensor) for first in own.meeting_first.tolist()]
+    collects = np.array(groups, np.int64).reshape(-1, 3)
+    waits = Waits(sizes, *known, *beside, gates, collects)
     reduces = np.flatnonzero(code.op == REDUCE)
     lanes = SumLanes(
         reduces,
@@ -100,6 +107,7 @@ def stops(code: Columns, facts: Facts, capacity: int | None = 0) -> NDArray[np.i
         np.full(num_ranks, -1, np.int64),
         np.zeros(num_ranks, np.uint8),
         lanes,
+        np.zeros(num_ranks, np.int64),
         np.zeros(num_ranks, np.int64),
         code.offsets[:-1].copy(),
         np.arange(num_ranks)[::-1].copy(),
@@ -129,7 +137,7 @@ def _gates(code: Columns, facts: Facts, capacity: int | None) -> NDArray[np.int6
 
 
 @loop
-def _run(code: Columns, waits: Waits, traffic: Traffic) -> None:
+def _run(code: Columns, waits: Waits, traffic: Traffic) -> None:  # long: a case for each op
     """Run every rank as far as it gets."""
     top = len(traffic.ready)
     while top > 0:
@@ -156,6 +164,17 @@ def _run(code: Columns, waits: Waits, traffic: Traffic) -> None:
                 if not _come(rank, waits, traffic):
                     break
                 top = _let_go(rank, waits, traffic, top)
+            elif op == COLLECT:
+                if traffic.lanes.over[rank] < traffic.lanes.issued[rank]:
+                    break
+                first, apart, count = waits.collects[code.slot[row]]
+                traffic.at_collect[first] += 1 - traffic.arrived[rank]
+                traffic.arrived[rank] = 1
+                if traffic.at_collect[first] < count:
+                    break
+                traffic.at_collect[first] = 0
+                for at in range(count):
+                    top = _release(int(first + at * apart), rank, traffic, top)
             elif op == COMPUTE:
                 if not _can_compute(code, row, rank, waits, traffic):
                     break

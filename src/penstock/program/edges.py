@@ -4,8 +4,16 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from penstock.errors import ProgramError
+from penstock.program.instructions import COLLECT_HOWS, CollectHow
 
 EdgeKind = Literal["F", "B"]
+
+
+class Collected(NamedTuple):
+    """What of an edge's values ranks collect, and the bytes of what each of them has made."""
+
+    how: CollectHow
+    size_bytes: int = 0
 
 
 class Edge(NamedTuple):
@@ -14,12 +22,14 @@ class Edge(NamedTuple):
     F: made by the forward of `source`, there before the forward of `target`, kept until the last
     use by `target` (source < target).  B: made by B or I of `source`, used by B, or by I and W, of
     `target` (source > target).
+    collects: what ranks that divide the ops of a stage have made in parts, at most once each how.
     """
 
     kind: EdgeKind
     source: int
     target: int
     size_bytes: int = 0
+    collects: "tuple[Collected, ...]" = ()
 
     def __str__(self) -> str:
         return f"{self.kind} {self.source}->{self.target}"
@@ -60,6 +70,10 @@ def check_edges(edges: Iterable[Edge], num_stages: int) -> None:
         if edge[:3] in seen:
             raise ProgramError(f"edge {edge} appears twice", hint="put its values into one message")
         seen.add(edge[:3])
+        hows = [each.how for each in edge.collects]
+        if len(set(hows)) < len(hows) or not set(hows) <= set(COLLECT_HOWS):
+            hint = f"name each of {', '.join(COLLECT_HOWS)} at most once"
+            raise ProgramError(f"edge {edge} collects {', '.join(hows)}", hint=hint)
 
 
 def check_tied(groups: Sequence[TiedGroup], num_stages: int) -> None:

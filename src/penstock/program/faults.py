@@ -12,6 +12,7 @@ from penstock.program.codes import REDUCE, excerpt
 from penstock.program.instructions import (
     HOWS,
     BeginReload,
+    Collect,
     Compute,
     Reduce,
     Reload,
@@ -135,6 +136,19 @@ WORDS: dict[int, tuple[str, str]] = {
     rules.NOTHING_THERE: (
         "nothing is kept of it then",
         "what F keeps can be away between it and its B or I, on the same rank",
+    ),
+    rules.NOT_COLLECTED: (
+        "it uses the value of edge {edge}, of which ranks have parts",
+        "put a Collect of each kind that the edge names behind its source",
+    ),
+    rules.COLLECTED_TWICE: ("it was collected already", "leave one of the two out"),
+    rules.NOT_THIS_COLLECT: (
+        "nothing of that edge is collected so on this rank",
+        "collect what the edge says, where both of its stages are",
+    ),
+    rules.NOT_THIS_GROUP: (
+        "those are not the ranks that divide the ops of its stage",
+        "name the ranks of the same place in so many replicas as `tensor` says",
     ),
     rules.NOT_VALIDATED_YET: (
         "the update may still be undone, which changes that state",
@@ -260,6 +274,9 @@ def _waits_for(program: "Program", facts: Facts, stopped: NDArray[np.int64], ran
         case Unshard():
             late = _late_member(program, stopped, rank)
             return late if late != rank else _absent(program, stopped, tuple(column), instruction)
+        case Collect(_, _, ranks, _):
+            late = _late_member(program, stopped, rank)
+            return late if late != rank else _absent(program, stopped, ranks, instruction)
         case Update() | Reduce() | Reload() | BeginReload():
             return _late_member(program, stopped, rank)
         case _:
@@ -267,13 +284,13 @@ def _waits_for(program: "Program", facts: Facts, stopped: NDArray[np.int64], ran
 
 
 def _absent(
-    program: "Program", stopped: NDArray[np.int64], ranks: tuple[int, ...], unshard: Unshard
+    program: "Program", stopped: NDArray[np.int64], ranks: tuple[int, ...], at: Unshard | Collect
 ) -> int:
-    """Return the first member that has not reached an Unshard."""
+    """Return the first member that has not reached an Unshard or a Collect."""
     for rank in ranks:
-        if program.code.between(_row(stopped, rank)) != (unshard,):
+        if program.code.between(_row(stopped, rank)) != (at,):
             return rank
-    raise AssertionError(f"all members wait in {unshard}")
+    raise AssertionError(f"all members wait in {at}")
 
 
 def _late_member(program: "Program", stopped: NDArray[np.int64], rank: int) -> int:

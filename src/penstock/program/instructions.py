@@ -12,6 +12,7 @@ U0.0>far      Offload: the optimizer's state of stage 0 as U0.0 left it
 U0.1<far      Reload: the same state, for U0.1
 W0.0>far      Offload: the weights of stage 0 as U0.0 left them; its gradients are done with
 W0.1<far      Reload: the same weights, with the summed gradients, for U0.1
+sum:F0.3e1r0,1    Collect: sum what F0.3 made for edge 1 over ranks 0 and 1, which need all of it
 F0.3>>far     BeginOffload: the copy that F0.3>far will then wait for, beside computes; so F0.3<<far
 
 Text, columns, verifier, ledger, simulator and timeline read TABLE; only a runtime that binds an
@@ -37,6 +38,9 @@ HOWS: tuple[How, ...] = (
     "commit",
     "validate",
 )  # also the order in which they come; the last one after the updates
+
+CollectHow = Literal["sum", "gather"]
+COLLECT_HOWS: tuple[CollectHow, ...] = ("sum", "gather")
 
 
 class Guarding(NamedTuple):
@@ -122,6 +126,20 @@ class Reduce(Printed):
 
 
 @dataclass(frozen=True, slots=True)
+class Collect(Printed):
+    """Collect what `of` made for another stage of its rank, over `edge`, among `ranks`; wait.
+
+    Each of the ranks, which divide the ops of a stage among them, has made a part of it.
+    sum: a summand; each gets the sum.  gather: a slice; each gets all of them.
+    """
+
+    of: Action
+    edge: int
+    ranks: tuple[int, ...]
+    how: CollectHow
+
+
+@dataclass(frozen=True, slots=True)
 class Update(Printed):
     """Let the optimizer make version step + 1 of a stage's weights."""
 
@@ -183,6 +201,7 @@ Instruction: TypeAlias = (
     | Send
     | Receive
     | Reduce
+    | Collect
     | Update
     | Unshard
     | Reshard
@@ -206,12 +225,13 @@ Op = Literal[
     "reload",
     "begin_offload",
     "begin_reload",
+    "collect",
 ]
-Does = Literal["works", "sends", "posts", "joins", "drops", "begins"]
+Does = Literal["works", "sends", "posts", "joins", "meets", "drops", "begins"]
 Waits = Literal["", "inputs", "sums"]
 Bytes = Literal["", "action", "message", "weights", "no weights"]
 Lane = Literal["compute", "send", "receive", "collective", "update", "copy"]
-SpanKind = Literal["F", "B", "I", "W", "U", "reduce", "unshard", "offload", "reload"]
+SpanKind = Literal["F", "B", "I", "W", "U", "reduce", "unshard", "offload", "reload", "collect"]
 
 
 class OpRow(NamedTuple):
@@ -223,7 +243,8 @@ class OpRow(NamedTuple):
     kinds:    those that its action can be of; "F" for an instruction without an action.
     does:     on its rank's clock.  works: has the computing thread for its seconds; sends: hands a
               message over; posts: makes room for one; joins: is a collective, which runs on a lane
-              of its own once all members have reached it; drops: takes no time; begins: likewise,
+              of its own once all members have reached it; meets: is one that the thread waits for;
+              drops: takes no time; begins: likewise,
               and what it begins runs beside the thread, which waits for it at another instruction.
     waits:    inputs: messages and gathered weights; sums: all collectives that were issued.
     bytes:    that it takes or frees.  action: what Memory says of its kind; message: from a
@@ -265,6 +286,8 @@ TABLE = (
         bytes="action", lane="copy", span="reload"),
     OpRow("begin_offload", BeginOffload, "{of}>>far", _ACTION, "FUW", "begins"),
     OpRow("begin_reload", BeginReload, "{of}<<far", _ACTION, "FUW", "begins", bytes="action"),
+    OpRow("collect", Collect, "{how}:{of}e{edge}r{ranks}", (*_ACTION, "edge", "slot"), "FBI",
+        "meets", "inputs", lane="collective", span="collect"),
 )  # fmt: skip
 OPS: tuple[Op, ...] = tuple(row.name for row in TABLE)
 LANES: tuple[Lane, ...] = ("compute", "send", "receive", "collective", "update", "copy")
@@ -274,6 +297,7 @@ SPAN_KINDS: tuple[SpanKind, ...] = (
     "unshard",
     "offload",
     "reload",
+    "collect",
 )
 ROW_OF: dict[type[Any], OpRow] = {row.of: row for row in TABLE}
 _PATTERNS = {
@@ -281,6 +305,7 @@ _PATTERNS = {
     "version": r"(?:@(?P<version>-?\d{1,9}))?",
     "how": r"(?P<how>[a-z]+)",
     "bucket": r"(?P<bucket>.+)",
+    "ranks": r"(?P<ranks>\d{1,9}(?:,\d{1,9})+)",
 }
 
 
@@ -291,6 +316,8 @@ def to_text(instruction: Printed) -> str:
     given["of"] = given.get("of", given.get("action"))
     version = given.get("version", 0)
     given["version"] = f"@{version}" if version else ""
+    if isinstance(instruction, Collect):
+        given["ranks"] = ",".join(map(str, instruction.ranks))
     return row.text.format(**given)
 
 
@@ -320,6 +347,10 @@ def _made(
             reductions[str(given["how"]), str(given["bucket"])], step=int(str(given["step"]))
         )
     operands: list[object] = []
+    if row.of is Collect:
+        how = COLLECT_HOWS[[*map(str, COLLECT_HOWS)].index(str(given["how"]))]
+        ranks = tuple(map(int, str(given["ranks"]).split(",")))
+        return Collect(Action.parse(str(given["of"])), int(given["edge"] or 0), ranks, how)
     for each in fields(row.of):
         value = given["of" if each.name == "action" else each.name]
         is_action = each.name in ("of", "action")

@@ -20,6 +20,7 @@ from penstock.program.issue import (
     run_clock,
     write_code,
 )
+from penstock.program.passes.collect import with_collects
 from penstock.program.passes.offload_listed import offload_listed
 from penstock.program.program import Program
 from penstock.program.reductions import (
@@ -59,6 +60,7 @@ def lower_schedule(  # long: its arguments, passed on  # noqa: PLR0913 - what a 
     far: AbstractSet[int] = frozenset(),
     commits: bool = False,
     guard: Guarding | None = None,
+    tensor: int = 1,
 ) -> Program:
     """Return the program of `replicas` copies of `schedule`, or one copy of each of several.
 
@@ -72,6 +74,7 @@ def lower_schedule(  # long: its arguments, passed on  # noqa: PLR0913 - what a 
     edges:    default: a chain, F from each stage to the next and B back.
     clip:     also sum the norm of the gradient over each replica before its updates, or with
               `post_validation` after them: an update is then undone where it was wrong.
+    tensor:   so many of the copies, one after the other, divide the ops of each stage.
     stages, stage_bytes, bits: passed on to the program.
     commits:  a step counts, and is updated, only once all ranks have come to its end.
     guard:    passed on to the program; None: no rank gives another one a copy.
@@ -80,6 +83,9 @@ def lower_schedule(  # long: its arguments, passed on  # noqa: PLR0913 - what a 
               schedules that cannot run side by side.
     """
     many = [schedule] * replicas if isinstance(schedule, Schedule) else list(schedule)
+    if len(many) % tensor:
+        message = f"{len(many)} replicas cannot divide the ops of stages by {tensor}"
+        raise ProgramError(message, hint=f"give a multiple of {tensor} replicas")
     _check_wishes(many, replicas, post_validation)
     largest = max(many, key=lambda one: one.num_micro_batches)
     backward = bool((largest.orders.kinds != F).any())
@@ -87,15 +93,21 @@ def lower_schedule(  # long: its arguments, passed on  # noqa: PLR0913 - what a 
     check_edges(wires, largest.num_stages)
     check_tied(tied, largest.num_stages)
     lives = {id(one): _homes(one) for one in many}
-    grid = Grid(largest.num_ranks, tuple(one.num_micro_batches for one in many))
+    grid = Grid(largest.num_ranks, tuple(one.num_micro_batches for one in many), tensor)
     holders = [_on(lives[id(one)], grid.ranks_of(at)) for at, one in enumerate(many)]
     of = holders, tied, clip, stage_bytes
     sums = needed(
-        *of, post_validation=post_validation, sharded=far, commits=commits, guards=guard is not None
+        *of,
+        post_validation=post_validation,
+        sharded=far,
+        commits=commits,
+        guards=guard is not None,
+        tensor=tensor,
     )
     sums = sums if largest.has_updates else as_made(sums, largest.orders, grid)
     # 4 in docs/architecture.md
     code = _side_by_side(many, grid, sums if backward else (), wire(largest.num_stages, wires))
+    code = with_collects(code, wires, grid)
     program = Program(
         *(largest.num_stages, largest.num_micro_batches),
         code,
@@ -109,6 +121,7 @@ def lower_schedule(  # long: its arguments, passed on  # noqa: PLR0913 - what a 
         together=largest.together,
         commits=commits,
         guard=guard,
+        tensor=tensor,
         stages=tuple(stages),
     )
     return offload_listed(program, many)

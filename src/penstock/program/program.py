@@ -20,6 +20,7 @@ from penstock.bits import is_wire_bits
 from penstock.errors import ProgramError
 from penstock.files import read_noun, write_text
 from penstock.program.codes import COMPUTE, RECEIVE, RELOAD, UPDATE, Codes
+from penstock.program.edges import Collected as Collected
 from penstock.program.edges import Edge as Edge
 from penstock.program.edges import StageBytes as StageBytes
 from penstock.program.edges import TiedGroup as TiedGroup
@@ -27,6 +28,7 @@ from penstock.program.edges import check_edges, check_tied
 from penstock.program.instructions import BeginOffload as BeginOffload
 from penstock.program.instructions import BeginReload as BeginReload
 from penstock.program.instructions import Code as Code
+from penstock.program.instructions import Collect as Collect
 from penstock.program.instructions import Compute as Compute
 from penstock.program.instructions import Guarding
 from penstock.program.instructions import Instruction as Instruction
@@ -52,6 +54,7 @@ _COUNTS = (
     "replicas",
     "num_ranks",
     "together",
+    "tensor",
 )
 
 
@@ -65,6 +68,7 @@ class Program:
     alike; `num_micro_batches` is then the largest.
 
     `code` may be given as tuples of instructions, one per rank; they are kept as arrays.
+    So many replicas as `tensor` says have the same micro-batches, and divide the ops of each stage.
     `stages` is what a runtime executes for each stage; it is not saved in a file.
 
     Raises:   ProgramError: a rule of verify.py is broken; the message shows where.
@@ -86,6 +90,7 @@ class Program:
     parts: tuple[int, ...] = ()  # by rank, of what replicas divide; empty: all as much
     commits: bool = False  # a step counts only once all ranks have come to its end
     guard: Guarding | None = None  # how another rank keeps a copy of what one alone has
+    tensor: int = 1
     stages: tuple[object, ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -106,8 +111,11 @@ class Program:
             raise ProgramError(
                 f"{self.num_ranks} ranks cannot be divided into {self.replicas} replicas", hint=hint
             )
+        if self.replicas % self.tensor:
+            message = f"{self.replicas} replicas cannot divide the ops of stages by {self.tensor}"
+            raise ProgramError(message, hint=f"give a multiple of {self.tensor} replicas")
         self._check_shares()
-        forwards = self.num_steps * self.num_stages * self.grid.step_micro_batches
+        forwards = self.num_steps * self.num_stages * self.grid.step_micro_batches * self.tensor
         if self.code.num_instructions < forwards:
             hint = "every stage runs at least its forward on every micro-batch"
             raise ProgramError(
@@ -149,7 +157,7 @@ class Program:
     def grid(self) -> Grid:
         """Whose the ranks are, and who takes which micro-batches."""
         shares = self.shares or (self.num_micro_batches,) * self.replicas
-        return Grid(self.num_ranks // self.replicas, shares)
+        return Grid(self.num_ranks // self.replicas, shares, self.tensor)
 
     def group_of(self, action: Action) -> range:
         """Return the micro-batches that an action of this program is of: its own, or from it on."""

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from itertools import product
 from math import inf
 from typing import NamedTuple, TypeAlias
 
@@ -38,7 +39,7 @@ class NeededSums(NamedTuple):
     needs: NDArray[np.int64]
 
 
-def needed(  # noqa: PLR0913 - what a plan says of sums
+def needed(  # long: its words  # noqa: PLR0913 - what a plan says of sums
     holders: Holders,
     tied: Sequence[TiedGroup],
     clip: bool,
@@ -48,6 +49,7 @@ def needed(  # noqa: PLR0913 - what a plan says of sums
     sharded: AbstractSet[int] = frozenset(),
     commits: bool = False,
     guards: bool = False,
+    tensor: int = 1,
 ) -> tuple[Needed, ...]:
     """Return the reductions of every step, in the order in which a gradient needs them.
 
@@ -58,6 +60,8 @@ def needed(  # noqa: PLR0913 - what a plan says of sums
 
     sharded:  stages of which each rank keeps a shard, or all of it in far memory, and which their
               sum leaves there; with any, a norm is over all replicas.
+    tensor:   replicas that divide the ops of each stage: each is summed with those that have the
+              same slices; a norm is over all of them.
     """
     found: list[Needed] = []
     for group in tied:
@@ -67,8 +71,8 @@ def needed(  # noqa: PLR0913 - what a plan says of sums
                 Needed(Reduce(group.name, "tied", ranks, 0, group.size_bytes), group.stages)
             )
     num_stages = len(holders[0])
-    for stage in range(num_stages):
-        ranks = _union(replica[stage] for replica in holders)
+    for stage, slice_ in product(range(num_stages), range(tensor)):
+        ranks = _union(replica[stage] for replica in holders[slice_::tensor])
         held = stage_bytes[stage] if stage_bytes else StageBytes()
         size_bytes = held.summed or held.weights
         if len(ranks) > 1 or stage in sharded:
@@ -77,7 +81,11 @@ def needed(  # noqa: PLR0913 - what a plan says of sums
     if clip:
         how = "validate" if post_validation else "norm"
         everywhere = [[ranks for stages in holders for ranks in stages]]
-        for stages in everywhere if sharded else holders:
+        sliced = [
+            [_union(ranks) for ranks in zip(*holders[at : at + tensor], strict=True)]
+            for at in range(0, len(holders), tensor)
+        ]
+        for stages in everywhere if sharded else sliced:
             reduce = Reduce("all", how, _union(stages), 0, 8)
             found.append(Needed(reduce, tuple(range(num_stages))))
     everyone = _union(ranks for stages in holders for ranks in stages)
@@ -154,7 +162,9 @@ def stages_by_rank(holders: Holders, num_ranks: int) -> tuple[NDArray[np.int64],
     return np.ascontiguousarray(stages[np.argsort(ranks, kind="stable")]), offsets
 
 
-def as_arrays(reductions: Sequence[Needed], num_stages: int, replicas: int) -> NeededSums:
+def as_arrays(
+    reductions: Sequence[Needed], num_stages: int, replicas: int, tensor: int = 1
+) -> NeededSums:
     """Return `reductions` as arrays for the loops over a program."""
     hows = np.array([HOWS.index(one.reduce.how) for one in reductions], np.int64)
     stages, stage_offsets = _ragged([one.stages for one in reductions])
@@ -166,6 +176,9 @@ def as_arrays(reductions: Sequence[Needed], num_stages: int, replicas: int) -> N
     for how in ("tied", "norm", "validate"):  # stand there once per replica
         own = needs[HOWS.index(how) :: len(HOWS)]
         own[:] = -(-own // replicas)  # or once for all
+    for how in ("replicas", "shards"):  # once for each slice of a stage
+        own = needs[HOWS.index(how) :: len(HOWS)]
+        own[:] = -(-own // tensor)
     return NeededSums(hows, stages, stage_offsets, ranks, rank_offsets, needs)
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from penstock.program.codes import (
     BEGIN_OFFLOAD,
     BEGIN_RELOAD,
+    COLLECT,
     COMPUTE,
     OF_KIND,
     OFFLOAD,
@@ -82,7 +83,11 @@ from penstock.schedule.orders import B, F, I, U, W
     IS_COPIED,
     NOT_APART,
     IS_NEAR,
-) = range(44)
+    NOT_COLLECTED,
+    COLLECTED_TWICE,
+    NOT_THIS_COLLECT,
+    NOT_THIS_GROUP,
+) = range(48)
 NUM_HOWS, SHARDS, VALIDATE = 7, 2, 6  # of instructions.HOWS
 
 Finding: TypeAlias = tuple[
@@ -132,6 +137,7 @@ class Known(NamedTuple):
 
     now: NDArray[np.uint8]  # as Places.done, up to here
     posted: NDArray[np.uint8]  # messages
+    collected: NDArray[np.uint8]  # messages: bits of what was collected of them, on this rank
     taken: NDArray[np.uint8]  # slots by (edge, slot)
     here: NDArray[np.int64]  # stage -> the last rank that was found to hold it
     updates: NDArray[np.int64]  # stage -> updates so far
@@ -146,6 +152,15 @@ class Known(NamedTuple):
     hearer: NDArray[np.int64]  # sender -> rank to which last_send belongs
 
 
+class Collects(NamedTuple):
+    """What ranks collect, and which of them together."""
+
+    due: NDArray[np.int64]  # edge -> bits of what ranks collect of it
+    meeting_bit: NDArray[np.int64]  # meeting -> its bit
+    meeting_first: NDArray[np.int64]  # meeting -> the first of its ranks, or -1
+    tensor: int  # ranks of a meeting
+
+
 class Facts(NamedTuple):
     """All that `follow` compares the instructions with."""
 
@@ -158,6 +173,7 @@ class Facts(NamedTuple):
     held: NDArray[np.int64]  # stages by rank
     held_offsets: NDArray[np.int64]
     backward: bool  # there are gradients
+    collects: Collects
 
 
 FORWARD_ONLY, WHOLE, SPLIT = 1 << F, 1 << F | 1 << B, 1 << F | 1 << I | 1 << W
@@ -254,6 +270,8 @@ def follow(code: Columns, facts: Facts, state: Known) -> Finding:
                 rule, other = _send(code, row, rank, facts, state)
             elif op == RECEIVE:
                 rule, other = _receive(code, row, rank, facts, state)
+            elif op == COLLECT:
+                rule, other = _collect(code, row, rank, facts, state)
             elif op == REDUCE:
                 rule, other = _reduce(code, row, rank, facts, state)
             elif op == UPDATE or op == UNSHARD or op == RESHARD:  # noqa: SIM109 - `in` is a loop
@@ -347,6 +365,9 @@ def _inputs(
         if facts.places.where[source] == rank:
             if not state.now[source] & (1 << F if kind == F else BACKWARD):
                 return NOT_MADE_YET, edge
+            message = (replica * sizes.edges + edge) * sizes.micro_batches + micro_batch
+            if state.collected[message] != facts.collects.due[edge]:
+                return NOT_COLLECTED, edge
         elif not state.posted[(replica * sizes.edges + edge) * sizes.micro_batches + micro_batch]:
             return NOT_POSTED_YET, edge
     return FINE, -1
@@ -424,6 +445,27 @@ def _receive(code: Columns, row: int, rank: int, facts: Facts, state: Known) -> 
         return SLOT_IN_USE, -1
     state.posted[message] = state.taken[slot] = 1
     state.hearer[peer], state.last_send[peer] = rank, sent
+    return FINE, -1
+
+
+@part
+def _collect(code: Columns, row: int, rank: int, facts: Facts, state: Known) -> tuple[int, int]:
+    made, used, message = _ends(code, row, rank, facts)
+    where, meeting = facts.places.where, int(code.slot[row])
+    bit = facts.collects.meeting_bit[meeting]
+    if made < 0:
+        return NOT_THE_EDGE, -1
+    if not facts.collects.due[code.edge[row]] & bit or where[used] != rank:
+        return NOT_THIS_COLLECT, -1
+    first = facts.collects.meeting_first[meeting]
+    apart, replicas = len(facts.sizes.replica), facts.sizes.replica[-1] + 1
+    if first < 0 or (rank - first) % (apart // replicas) or rank < first:
+        return NOT_THIS_GROUP, -1
+    if where[made] != rank or not state.now[made] & (1 << code.kind[row]):
+        return NOTHING_TO_SEND, int(where[made])
+    if state.collected[message] & bit:
+        return COLLECTED_TWICE, -1
+    state.collected[message] |= bit
     return FINE, -1
 
 

@@ -19,8 +19,15 @@ from penstock.bits import AS_IT_IS
 from penstock.errors import ProgramError
 from penstock.files import Json
 from penstock.program.codes import Codes
-from penstock.program.edges import Edge, StageBytes, TiedGroup
-from penstock.program.instructions import Guarding, How, Instruction, Reduce, parse_instruction
+from penstock.program.edges import Collected, Edge, EdgeKind, StageBytes, TiedGroup
+from penstock.program.instructions import (
+    CollectHow,
+    Guarding,
+    How,
+    Instruction,
+    Reduce,
+    parse_instruction,
+)
 from penstock.schedule.grid import written
 from penstock.schedule.weight_rule import WeightRule, rule_named
 from penstock.typed import typed
@@ -50,6 +57,24 @@ class Saved(NamedTuple):
     parts: tuple[int, ...]
     commits: bool
     guard: Guarding | None
+    tensor: int
+
+
+class _EdgeRow(NamedTuple):
+    """An edge, as in a file."""
+
+    kind: EdgeKind
+    source: int
+    target: int
+    size_bytes: int
+
+
+class _CollectRow(NamedTuple):
+    """What ranks collect of an edge, as in a file."""
+
+    edge: int
+    how: CollectHow
+    size_bytes: int
 
 
 class _Reduction(NamedTuple):
@@ -71,7 +96,7 @@ class _ProgramFile:
     replicas: int
     clip: bool
     weight_rule: str
-    edges: tuple[Edge, ...]
+    edges: tuple[_EdgeRow, ...]
     tied: tuple[TiedGroup, ...]
     stage_bytes: tuple[StageBytes, ...]
     reductions: tuple[_Reduction, ...]
@@ -82,6 +107,8 @@ class _ProgramFile:
     parts: tuple[int, ...] = ()
     commits: bool = False
     guard: Guarding | None = None
+    tensor: int = 1
+    collects: tuple[_CollectRow, ...] = ()
 
 
 def to_json(program: "Program") -> str:
@@ -89,7 +116,10 @@ def to_json(program: "Program") -> str:
     fields: dict[str, object] = {"penstock": "program"}
     fields |= {name: getattr(program, name) for name in _NUMBERS}
     fields |= {"clip": program.clip, "weight_rule": program.weight_rule.name}
-    fields["edges"] = program.edges
+    fields["edges"] = [edge[:4] for edge in program.edges]
+    rows = enumerate(program.edges)
+    collects = [(number, *each) for number, edge in rows for each in edge.collects]
+    fields |= {"collects": collects} if collects else {}
     fields["tied"] = program.tied
     fields["stage_bytes"] = program.stage_bytes
     fields["shares"] = program.shares
@@ -98,6 +128,7 @@ def to_json(program: "Program") -> str:
     fields |= {"parts": program.parts} if program.parts else {}
     fields |= {"commits": True} if program.commits else {}
     fields |= {} if program.guard is None else {"guard": program.guard}
+    fields |= {"tensor": program.tensor} if program.tensor > 1 else {}
     fields["reductions"] = [
         (one.how, one.bucket, one.ranks, one.size_bytes) for one in program.code.reductions
     ]
@@ -130,7 +161,7 @@ def from_json(content: dict[str, Json], weight_rules: Sequence[WeightRule]) -> S
         read.num_stages,
         read.num_micro_batches,
         Codes.of(_code(line, rank, reductions) for rank, line in lines),
-        read.edges,
+        _edges_of(read),
         read.num_steps,
         rule,
         read.tied,
@@ -143,7 +174,16 @@ def from_json(content: dict[str, Json], weight_rules: Sequence[WeightRule]) -> S
         read.parts,
         read.commits,
         read.guard,
+        read.tensor,
     )
+
+
+def _edges_of(read: _ProgramFile) -> tuple[Edge, ...]:
+    collects: dict[int, list[Collected]] = {}
+    for number, how, size_bytes in read.collects:
+        collects.setdefault(number, []).append(Collected(how, size_bytes))
+    rows = enumerate(read.edges)
+    return tuple(Edge(*edge, tuple(collects.get(number, ()))) for number, edge in rows)
 
 
 def _code(line: str, rank: int, reductions: Iterable[Reduce]) -> list[Instruction]:
@@ -159,6 +199,7 @@ def to_text(program: "Program", *, max_ranks: int = 16, max_instructions: int = 
         f", {program.num_steps} steps, {program.weight_rule.name}" if program.num_steps > 1 else ""
     )
     window += f", {program.together} together" if program.together > 1 else ""
+    window += f", tensor {program.tensor}" if program.tensor > 1 else ""
     window += f", parts {written(program.parts)}" if program.parts else ""
     lines = [f"program: {counts}{window}, {program.code.num_instructions} instructions"]
     bits = program.bits or (AS_IT_IS,) * len(program.edges)

@@ -11,6 +11,7 @@ The rules are V1-V9, as far as the present instructions need them:
     V8 gradients    enter one update each, after every sum: tied stages, replicas, norm
                     (the sums of a step begin after the stage's update of the step before)
     V9 collectives  come in the same order on all of their members
+    V10 collects    of what ranks made in parts, each once, before its first use
 
 What a rank holds is the simulator's to say.  All are linear in the length of the program.
 """
@@ -24,6 +25,7 @@ from penstock.program import rules
 from penstock.program.codes import (
     BEGIN_OFFLOAD,
     BEGIN_RELOAD,
+    COLLECT,
     COMPUTE,
     JOINS,
     OFFLOAD,
@@ -35,8 +37,9 @@ from penstock.program.codes import (
 )
 from penstock.program.deadlock import stops
 from penstock.program.faults import broken_rule, deadlock, missing, mixed_up, too_many
+from penstock.program.instructions import COLLECT_HOWS
 from penstock.program.reductions import Holders, as_arrays, holders_of, needed, stages_by_rank
-from penstock.program.rules import Columns, Facts, Known, Places, Sizes
+from penstock.program.rules import Collects, Columns, Facts, Known, Places, Sizes
 from penstock.program.wiring import laws, wire
 from penstock.schedule.orders import IntArray
 
@@ -74,7 +77,8 @@ def facts_of(program: "Program") -> Facts:
     sharded = program.sharded
     rest = {"post_validation": late, "commits": program.commits}
     rest["guards"] = program.guard is not None
-    reductions = needed(*sums, sharded=sharded, **rest) if backward else ()
+    tensor = program.tensor
+    reductions = needed(*sums, sharded=sharded, tensor=tensor, **rest) if backward else ()
     number_of = {one.reduce: number for number, one in enumerate(reductions)}
     held, held_offsets = stages_by_rank(holders, program.num_ranks)
     return Facts(
@@ -82,12 +86,28 @@ def facts_of(program: "Program") -> Facts:
         places,
         wire(program.num_stages, program.edges),
         laws(program.weight_rule, program.num_stages, program.num_micro_batches, program.num_steps),
-        as_arrays(reductions, program.num_stages, program.replicas),
+        as_arrays(reductions, program.num_stages, program.replicas, tensor),
         np.array([number_of.get(reduce, -1) for reduce in program.code.reductions], np.int64),
         held,
         held_offsets,
         backward,
+        _collected_of(program),
     )
+
+
+def _collected_of(program: "Program") -> Collects:
+    """Return what ranks collect; a meeting of other ranks than divide a stage has no first."""
+    bit = {how: 1 << at for at, how in enumerate(COLLECT_HOWS)}
+    due = [sum(bit[each.how] for each in edge.collects) for edge in program.edges]
+    grid, meetings = program.grid, program.code.meetings
+    known = range(program.num_ranks)
+    firsts = [
+        ranks[0] if ranks[0] in known and ranks == grid.tensor_group(ranks[0]) else -1
+        for ranks, _ in meetings
+    ]
+    bits = [bit[how] for _, how in meetings]
+    known = [np.array(row, np.int64) for row in (due, bits, firsts)]
+    return Collects(known[0], known[1], known[2], program.tensor)
 
 
 def _with_idle(program: "Program", holders: Holders) -> Holders:
@@ -151,6 +171,7 @@ def _fresh(facts: Facts, num_ranks: int) -> Known:
     return Known(
         now=np.zeros(len(facts.places.done), np.uint8),
         posted=np.zeros(len(facts.places.send_at), np.uint8),
+        collected=np.zeros(len(facts.places.send_at), np.uint8),
         taken=np.zeros(sizes.edges * sizes.micro_batches, np.uint8),
         here=np.full(sizes.stages, -1, np.int64),
         updates=np.zeros(sizes.stages, np.int64),
@@ -168,11 +189,12 @@ def _fresh(facts: Facts, num_ranks: int) -> Known:
 def _check_collectives(program: "Program", facts: Facts) -> None:
     """Find a group of ranks that do not reach their collectives in the same order."""
     code = program.code
-    if not code.reductions and not facts.sizes.sharding:
+    if not code.reductions and not code.meetings and not facts.sizes.sharding:
         return
-    rows = np.flatnonzero(JOINS[code.op] & ((code.op != UNSHARD) | (program.replicas > 1)))
+    joins = JOINS[code.op] & ((code.op != UNSHARD) | (program.replicas > 1))
+    rows = np.flatnonzero(joins | (code.op == COLLECT))
     bounds = np.searchsorted(rows, code.offsets)
-    named = code.op, code.edge, code.stage, code.micro_batch
+    named = code.op, code.edge, code.stage, code.micro_batch, code.kind, code.slot
     keys: list[tuple[int, ...]] = list(
         zip(*(column[rows].tolist() for column in named), strict=True)
     )
@@ -181,8 +203,9 @@ def _check_collectives(program: "Program", facts: Facts) -> None:
         column = tuple(program.grid.column_of(rank))
         own: dict[tuple[int, ...], list[int]] = {}
         for at in range(start, end):
-            op, edge, *_ = keys[at]
+            op, edge, *_, slot = keys[at]
             group = code.reductions[edge].ranks if op == REDUCE else column
+            group = code.meetings[slot].ranks if op == COLLECT else group
             own.setdefault(group, []).append(at)
         for group in {column, *own}:
             mine = own.get(group, [])

@@ -18,6 +18,7 @@ KIND_WORDS = {
     "U": "update",
     "reduce": "reduce",
     "unshard": "unshard",
+    "collect": "collect",
     "offload": "offload",
     "reload": "reload",
 }

@@ -189,7 +189,8 @@ def keeper_of(
     """
 
     def watched() -> list[WatchedOptimizer]:
-        own = [w for w in rank.weights.values() if rank.replica == 0 or w.shard is not None]
+        is_first = rank.replica < rank.grid.tensor
+        own = [w for w in rank.weights.values() if is_first or w.shard is not None]
         each = ((w, w.optimizer) for w in own)
         return [
             WatchedOptimizer(optimizer, w.told, partial(_weights, w))
@@ -220,7 +221,8 @@ def held_digests(rank: Rank) -> dict[str, str]:
     """
     whole = ((stage, weights) for stage, weights in rank.weights.items() if weights.shard is None)
     held = ((stage, weights.kept().values()) for stage, weights in whole)
-    return {str(stage): digest_of(list(values)) for stage, values in held}
+    own = f" of slice {rank.grid.slice_of(rank.rank)}" if rank.grid.tensor > 1 else ""
+    return {f"{stage}{own}": digest_of(list(values)) for stage, values in held}
 
 
 # -- for who audits -------------------------------------------------------------------------------

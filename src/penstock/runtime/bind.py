@@ -24,6 +24,7 @@ from penstock.graph.trace import is_output
 from penstock.program.program import (
     BeginOffload,
     BeginReload,
+    Collect,
     Compute,
     Offload,
     Program,
@@ -36,6 +37,7 @@ from penstock.program.program import (
     Update,
 )
 from penstock.runtime.calls import Bound, Call
+from penstock.runtime.collects import collect_call
 from penstock.runtime.lane import Awaited
 from penstock.runtime.moves import Moves
 from penstock.runtime.post_validation import Provisional, Validation, known_before
@@ -162,7 +164,9 @@ class _Binder:
         provisional.close(calls)
         return calls
 
-    def _calls_of(self, place: int, own: LocalStages) -> Iterator[Bound]:
+    def _calls_of(  # long: a case for each instruction
+        self, place: int, own: LocalStages
+    ) -> Iterator[Bound]:
         """Yield the calls of one instruction."""
         match instruction := self.code[place]:
             case Compute(action, version):
@@ -182,6 +186,10 @@ class _Binder:
                 yield Bound(call, "send", *of, ranks=(peer,), edge=edge)
             case Receive(of, edge, peer, _):
                 yield from self._receive(of, edge, peer)
+            case Collect(of, _, ranks, _):
+                yield from self.sums.waits()
+                collect = collect_call(self.rank, instruction)
+                yield Bound(collect, "collective", "collect", *of[1:], ranks=ranks)
             case Reduce():
                 yield from self.sums.bind(place, sum_calls(self.rank, instruction, own))
             case Update(stage, step):
@@ -221,7 +229,9 @@ class _Binder:
         return [Bound(tell, "tell", "U", max(self.own), 0)]
 
     def _has_loss(self) -> bool:
-        """Return whether the losses are made on this rank."""
+        """Return whether the losses are made on this rank, and on it first."""
+        if self.program.grid.slice_of(self.rank.rank):
+            return False
         stages, loss = self.rank.stages.stages, self.rank.capture.graph.loss
         return any(loss in stages[own].forward.ops for own in self.own)
 
@@ -444,7 +454,7 @@ class _Binder:
         if segment.gradients:
             consumers.append(self._add(action, segment, place))
         loss = self.rank.capture.graph.loss
-        if kind == "F" and loss in place:
+        if kind == "F" and loss in place and not self.program.grid.slice_of(self.rank.rank):
             consumers.append(self._note_loss(micro_batch, place[loss]))
             told = self.rank.capture.graph.figures
             figures = [place[node] for name, node in told if not is_output(name)]

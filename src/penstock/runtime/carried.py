@@ -79,11 +79,15 @@ def carries_of(
 def _groups(
     programs: Sequence[Program], stage: int, *, by_replica: bool
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the ranks that hold `stage` in any of the programs."""
+    """Return the ranks that hold `stage` in any of the programs.
+
+    Those that divide its ops take the same micro-batches: each is of a group of its own.
+    """
     holders = sorted({r for p in programs for r in range(p.num_ranks) if stage in p.stages_of(r)})
-    if not by_replica:
-        return (tuple(holders),)
     grid = programs[0].grid
+    if not by_replica:
+        slices = range(grid.tensor)
+        return tuple(tuple(r for r in holders if grid.slice_of(r) == at) for at in slices)
     held = [tuple(r for r in grid.ranks_of(at) if r in holders) for at in range(grid.replicas)]
     return tuple(held)
 

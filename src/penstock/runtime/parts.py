@@ -10,8 +10,8 @@ from torch import Tensor
 
 from penstock.errors import CheckpointError
 from penstock.graph.graph import Graph
+from penstock.graph.parts import PartName, in_order, out_of_order, part_in
 from penstock.graph.parts import key_in as key_in
-from penstock.graph.parts import part_in
 from penstock.graph.parts import part_key as part_key
 
 
@@ -24,7 +24,8 @@ def sliced(tensors: Mapping[str, Tensor], graph: Graph) -> dict[str, Tensor]:
     for node in graph.nodes:
         part = part_in(node.name) if node.kind == "parameter" else None
         if part is not None and (value := tensors.get(part.key)) is not None:
-            rows = value.reshape(-1)[part.start : part.start + math.prod(node.shape)]
+            numbers = in_order(value, part.order)
+            rows = numbers[part.start : part.start + math.prod(node.shape)]
             found[node.name] = rows.view(node.shape)
             found.pop(part.key, None)
     return found
@@ -36,17 +37,17 @@ def whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     Raises:   CheckpointError: a part is missing.
     """
     found: dict[str, Tensor] = {}
-    parts: defaultdict[tuple[str, tuple[int, ...]], dict[int, Tensor]] = defaultdict(dict)
+    parts: defaultdict[PartName, dict[int, Tensor]] = defaultdict(dict)
     for key, value in tensors.items():
         if (part := part_in(key)) is not None:
-            parts[part.key, part.shape][part.start] = value
+            parts[part._replace(start=0)][part.start] = value
         else:
             found[key] = value
-    for (key, shape), row in parts.items():
+    for (key, _, shape, order), row in parts.items():
         ordered = [row[start].reshape(-1) for start in sorted(row)]
         ends = list(accumulate(len(part) for part in ordered))
         if sorted(row) != [0, *ends[:-1]] or ends[-1] != math.prod(shape):
             message = f"the checkpoint holds {ends[-1]} numbers of {key}, which has {list(shape)}"
             raise CheckpointError(message, hint="a part of it is missing: use an older one")
-        found[key] = torch.cat(ordered).view(shape)
+        found[key] = out_of_order(torch.cat(ordered), shape, order)
     return found

@@ -170,7 +170,7 @@ class Rank:
             hint = "let all windows of a run shard the same stages alike, and offload the same"
             raise RunError(message, hint=hint)
         self.sharded, self.parts, self.far = divided
-        is_watched = program.num_steps == 1 and program.together == 1
+        is_watched = program.num_steps == 1 and program.together == program.tensor == 1
         self.noise.watch(program.grid.step_micro_batches if is_watched else 0)
         bound = bind.bind(self, program)
         self.optimizers.release()

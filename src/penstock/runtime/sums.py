@@ -13,6 +13,7 @@ from penstock.device import of
 from penstock.graph.parts import word_of
 from penstock.program.program import Reduce
 from penstock.runtime.calls import Call, StepResult
+from penstock.runtime.collects import told_slices
 from penstock.runtime.lane import SumCalls
 from penstock.runtime.look import UnseenNorm, look
 from penstock.runtime.loss_scale import LEAST, LossScale
@@ -159,7 +160,8 @@ class GlobalNorm:
     A tied parameter counts once, in the first stage that holds it; a stage on the first rank on
     which it lives.  What comes out is that of torch.nn.utils.clip_grad_norm_ on the whole model,
     to the bit: the norm of each parameter, then of these in the model's order.  Where stages are
-    divided among replicas, the squares of parts are summed instead: equal to rounding.
+    divided among replicas, or their ops among ranks, the squares of parts are summed instead:
+    equal to rounding.
 
     count:  of the model's parameters that have a gradient.
     """
@@ -176,7 +178,10 @@ class GlobalNorm:
         like = [torch.empty(0, dtype=dtype, device=rank.device) for dtype in self.dtypes]
         self.order = [number for group in _compat.groups_by_dtype(like) for number in group]
         self.sums_squares = bool(rank.sharded) and rank.grid.replicas > 1
-        if self.sums_squares:  # of a parameter that all replicas have whole, the first one tells
+        if rank.grid.tensor > 1:  # of a parameter that each has whole, the first one tells
+            self.sums_squares, rest = True, rank.grid.slice_of(rank.rank) > 0
+            self.told = [(w, told_slices(w, own) if rest else own) for w, own in self.parts]
+        elif self.sums_squares:  # of a parameter that all replicas have whole, the first one tells
             self.told = [
                 (w, w.here(owned, tells_whole=rank.replica == 0)) for w, owned in self.parts
             ]

@@ -22,7 +22,7 @@ from penstock import _compat
 from penstock.device import here
 from penstock.errors import CheckpointError, JobError, RunError
 from penstock.graph.lasting import lasting_buffers
-from penstock.graph.parts import PartName, key_in, part_in, part_key
+from penstock.graph.parts import PartName, in_order, key_in, part_in, part_key
 from penstock.graph.stages import Stage
 from penstock.graph.trace import Capture
 from penstock.job import Job
@@ -404,7 +404,7 @@ class StageWeights:
         """Return under which key what is kept of a parameter here, or of the like, is saved."""
         part = self._part_of(node)
         name = f"{place}/{key_in(self.names[node])}{f'/{key}' if key else ''}"
-        return name if part is None else part_key(name, part.start, part.shape)
+        return name if part is None else part_key(name, part.start, part.shape, part.order)
 
     def _part_of(self, node: int) -> PartName | None:
         """Return which part of a parameter is kept here: of a slice of it, of a shard, of both."""
@@ -474,8 +474,8 @@ class StageWeights:
                 assert kept is not None, "what is divided is kept"
                 piece = value
                 if tuple(value.shape) == part.shape:
-                    piece = value.reshape(-1)[part.start : part.start + kept.numel()]
-                    piece = piece.view(kept.shape)
+                    numbers = in_order(value, part.order)
+                    piece = numbers[part.start : part.start + kept.numel()].view(kept.shape)
                 found[f"{place}/{self.names[node]}{last}"] = piece
             if name not in parts:
                 found[key] = value

@@ -39,6 +39,7 @@ from penstock.runtime.audited import Audits, StepKeeper, keeper_of, law_of
 from penstock.runtime.buffers import BufferLaw
 from penstock.runtime.calls import Bound, StepResult
 from penstock.runtime.carried import Carries, carries_of
+from penstock.runtime.collects import only_slices, own_capture
 from penstock.runtime.control import Board, Control, Do
 from penstock.runtime.device_clock import MARKED, DeviceClock
 from penstock.runtime.finite import check_weights, forget, leaving
@@ -186,6 +187,7 @@ class Task:
         """Return the sets of ranks that sum or gather, in one order on all ranks."""
         programs = self.windows.programs
         sums = {reduce.ranks for program in programs for reduce in program.code.reductions}
+        sums |= {meeting.ranks for program in programs for meeting in program.code.meetings}
         parts = {group for carry in self.carries.values() for group in carry.groups}
         return sorted(sums | parts | {tuple(range(programs[0].num_ranks))})
 
@@ -390,7 +392,7 @@ def held_tensors(rank: Rank) -> Mapping[str, Tensor]:
 
 def rank_of(task: Task, transport: Transport, report: Report) -> Rank:
     rank = Rank(
-        task.capture,
+        own_capture(task.capture, task.windows.programs[0], transport.rank),
         task.stages,
         task.job,
         transport,
@@ -535,7 +537,8 @@ def _settled(rank: Rank, step: int) -> State | None:
 
 
 def _part_of(rank: Rank) -> State | None:
-    told = [w for w in rank.weights.values() if rank.replica == 0 or w.shard is not None]
+    is_first = rank.replica < rank.grid.tensor
+    told = [w for w in rank.weights.values() if is_first or w.shard is not None]
     if not told:
         return None
     tensors: dict[str, Tensor] = {}
@@ -544,6 +547,8 @@ def _part_of(rank: Rank) -> State | None:
         more, values = weights.state()
         tensors |= more
         plain |= values
+    if rank.grid.slice_of(rank.rank):
+        return only_slices(tensors), {}
     if rank.loss_scale is not None:
         rank.loss_scale.put(plain)
     if rank.rank == 0:

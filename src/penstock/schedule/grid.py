@@ -17,10 +17,15 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Replicas of `num_ranks` ranks each; `shares`: the micro-batches of a step, by replica."""
+    """Replicas of `num_ranks` ranks each; `shares`: the micro-batches of a step, by replica.
+
+    tensor:  so many replicas, one after the other, take the same micro-batches, and divide the ops
+             of each stage among them.
+    """
 
     num_ranks: int
     shares: tuple[int, ...]
+    tensor: int = 1
 
     @property
     def replicas(self) -> int:
@@ -34,7 +39,16 @@ class Grid:
     @property
     def step_micro_batches(self) -> int:
         """The micro-batches of a step, over all replicas."""
-        return sum(self.shares)
+        return sum(self.shares) // self.tensor
+
+    def slice_of(self, rank: int) -> int:
+        """Return the number of a rank among those that divide the ops of its stages."""
+        return self.replica_of(rank) % self.tensor
+
+    def tensor_group(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks that divide the ops of the stages of `rank`, itself included."""
+        first = rank - self.slice_of(rank) * self.num_ranks
+        return tuple(first + at * self.num_ranks for at in range(self.tensor))
 
     def replica_of(self, rank: int) -> int:
         """Return the replica to which a rank belongs."""
@@ -45,8 +59,9 @@ class Grid:
         return range(replica * self.num_ranks, (replica + 1) * self.num_ranks)
 
     def column_of(self, rank: int) -> range:
-        """Return the ranks that have the place of `rank`, one in each replica."""
-        return range(rank % self.num_ranks, self.replicas * self.num_ranks, self.num_ranks)
+        """Return the ranks that have the place of `rank`, and the same slices of its stages."""
+        apart = self.num_ranks * self.tensor
+        return range(rank % apart, self.replicas * self.num_ranks, apart)
 
     def places(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return for every rank its replica, and its place among that replica's ranks."""
@@ -68,7 +83,7 @@ class Grid:
     def part_of(self, rank: int, parts: tuple[int, ...]) -> Fraction:
         """Return the share of its column's stages that a rank keeps."""
         if not parts:
-            return Fraction(1, self.replicas)
+            return Fraction(self.tensor, self.replicas)
         return Fraction(parts[rank], sum(parts[other] for other in self.column_of(rank)))
 
     def in_step(self, replica: int, number: int) -> tuple[int, int]:
@@ -77,7 +92,8 @@ class Grid:
         place:    among the step's micro-batches, counting those of the replicas before it.
         """
         step, place = divmod(number, self.stride)
-        return step, sum(self.shares[:replica]) + place
+        before = self.shares[: replica - replica % self.tensor]
+        return step, sum(before) // self.tensor + place
 
 
 def evenly(micro_batches: int, replicas: int) -> tuple[int, ...]:

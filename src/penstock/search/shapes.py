@@ -60,6 +60,7 @@ class Fixed:
     rules:     that every plan keeps to.
     as_placed: whether hosts stay in the order in which they stand.
     state_stays: whether the optimizer's state cannot be in far memory, or in parts.
+    tensor:    ranks that divide the ops of each stage; other plans than a search tries.
     whole:     whether replicas divide their state only where memory is short: for runs that go on
                when ranks are lost, and then have all that is needed.
     """
@@ -80,6 +81,7 @@ class Fixed:
     as_placed: bool = False
     state_stays: bool = False
     whole: bool = False
+    tensor: int = 1
 
 
 @dataclass(frozen=True, slots=True)

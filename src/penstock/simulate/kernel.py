@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from penstock.program.codes import (
     BEGIN_OFFLOAD,
     BEGIN_RELOAD,
+    COLLECT,
     COMPUTE,
     COST_ROW,
     JOINS,
@@ -38,7 +39,7 @@ Ints: TypeAlias = NDArray[np.int64]
 
 DONE, FULL = 0, 1  # why `run` came to an end
 ABSENT, POSTED = -2.0, -1.0  # in place of the time at which a message arrived or weights were there
-NOTHING, ARRIVAL, POST, COLLECTIVE, TURN = range(5)  # what a rank waits for
+NOTHING, ARRIVAL, POST, COLLECTIVE, TURN, MEETING = range(6)  # what a rank waits for
 
 
 class Code(NamedTuple):
@@ -153,6 +154,20 @@ class Queues(NamedTuple):
     stack: Ints  # scratch: ranks whose queue may go on
 
 
+class CollectQueues(NamedTuple):
+    """Collects, in which ranks wait for each other; empty where there is none."""
+
+    item: Ints  # by rank: its next one
+    group: Ints  # by item, as they stand in the code: the first of its ranks
+    apart: int  # the ranks of a group are so far from each other
+    members: int  # and so many
+    taken_s: Floats  # by item
+    came: Ints  # by first rank: members that are there
+    latest_s: Floats  # by first rank: when the last of them came
+    over_s: Floats  # by rank: when the one that it waited for was over, or ABSENT
+    times_s: Floats  # [item, 2]: from when to when
+
+
 class CopyLanes(NamedTuple):
     """CopyLanes to far memory and back that were begun; empty where none is."""
 
@@ -183,12 +198,26 @@ class Simulation(NamedTuple):
     queues: Queues
     copies: CopyLanes
     record: Stamps
+    meetings: CollectQueues
 
 
 @compiled
 def run(job: Simulation) -> int:  # long: see the top of the file
     """Go on until every rank is at its end or waits forever: DONE; or until the heap is FULL."""
-    code, sizes, inputs, routes, durations, threads, agenda, mail, queues, copies, record = job
+    (
+        code,
+        sizes,
+        inputs,
+        routes,
+        durations,
+        threads,
+        agenda,
+        mail,
+        queues,
+        copies,
+        record,
+        meetings,
+    ) = job
     ops, kinds, stages, micro_batches, edges, peers, offsets = code
     into, into_offsets = inputs
     size_bytes, route_offsets, route_peers, link, lanes = routes
@@ -343,6 +372,22 @@ def run(job: Simulation) -> int:  # long: see the top of the file
                         sums_s[rank] = max(sums_s[rank], clock_s[rank]) + queues.taken_s[item]
                         taken[rank] = queues.share[item]
                     _issue(rank, clock_s[rank], queues, agenda)
+                elif op == COLLECT:
+                    item = int(meetings.item[rank])
+                    if meetings.over_s[rank] == ABSENT:
+                        if over[rank] < issued[rank]:
+                            _wait(rank, COLLECTIVE, 0, agenda)
+                            break
+                        if over[rank] > 0:
+                            last_item = queues.offsets[rank] + over[rank] - 1
+                            clock_s[rank] = max(clock_s[rank], queues.over_s[last_item])
+                        if not _meet(rank, clock_s[rank], meetings, agenda):
+                            _wait(rank, MEETING, 0, agenda)
+                            break
+                    meetings.times_s[item, 0] = meetings.over_s[rank] - meetings.taken_s[item]
+                    meetings.times_s[item, 1] = clock_s[rank] = meetings.over_s[rank]
+                    meetings.over_s[rank] = ABSENT
+                    meetings.item[rank] += 1
                 elif op == BEGIN_OFFLOAD or op == BEGIN_RELOAD:  # noqa: SIM109
                     if WAITS_FOR_SUMS[op, kinds[row]]:
                         if over[rank] < issued[rank]:
@@ -393,6 +438,25 @@ def run(job: Simulation) -> int:  # long: see the top of the file
             arrival_s[message] = now_s + wire_s
             _wake(int(peers[sent_row]), ARRIVAL, message, agenda)
             _wake(sender, ARRIVAL, message, agenda)  # where it waits for room
+
+
+@compiled
+def _meet(rank: int, now_s: float, meetings: CollectQueues, agenda: Agenda) -> bool:
+    """Let a rank come to a Collect; if it is the last, let all others go on: True."""
+    item = meetings.item[rank]
+    first = meetings.group[item]
+    meetings.came[first] += 1
+    meetings.latest_s[first] = max(meetings.latest_s[first], now_s)
+    if meetings.came[first] < meetings.members:
+        return False
+    over_s = meetings.latest_s[first] + meetings.taken_s[item]
+    meetings.came[first], meetings.latest_s[first] = 0, 0.0
+    for at in range(meetings.members):
+        member = int(first + at * meetings.apart)
+        meetings.over_s[member] = over_s
+        if member != rank:
+            _wake(member, MEETING, 0, agenda)
+    return True
 
 
 @compiled

@@ -12,6 +12,7 @@ from penstock.errors import ClusterError
 from penstock.program.codes import (
     BEGIN_OFFLOAD,
     BEGIN_RELOAD,
+    COLLECT,
     COMPUTE,
     JOINS,
     OPS,
@@ -43,7 +44,7 @@ def among(*chosen: int) -> Bools:
 SENDS = among(SEND)
 
 
-def job_of(
+def job_of(  # long: one line for each array
     program: Program,
     seconds: Costs | Recorded | Seconds,
     cluster: Cluster | None,
@@ -86,6 +87,7 @@ def job_of(
         _queues(program, seconds, cluster),
         _copies(program, sizes),
         _record(program, routes, spans=spans),
+        _meetings(program, seconds, cluster),
     )
 
 
@@ -105,6 +107,8 @@ def _check_recorded(program: Program, recorded: Recorded, cluster: Cluster | Non
         "sum_s": (recorded.sum_s, int(JOINS[op].sum())),
         "start_s": (recorded.start_s, program.num_ranks),
     }
+    if len(recorded.collect_s):
+        lengths["collect_s"] = recorded.collect_s, int((op == COLLECT).sum())
     if message_s is not None:
         lengths["message_s"] = message_s, int(SENDS[op].sum())
     for name, (array, length) in lengths.items():
@@ -235,6 +239,44 @@ def _queues(
         gathered_s=np.full(num_ranks * program.num_stages if sharded else 0, kernel.ABSENT),
         stack=np.zeros(num_ranks + 1, np.int64),
     )
+
+
+def _meetings(
+    program: Program, seconds: Costs | Recorded | Seconds, cluster: Cluster | None
+) -> kernel.CollectQueues:
+    """Return the Collects of every rank, each as long as its slowest link takes."""
+    codes, num_ranks, grid = program.code, program.num_ranks, program.grid
+    rows = np.flatnonzero(codes.op == COLLECT)
+    firsts = np.array([each.ranks[0] for each in codes.meetings], np.int64)
+    pairs = list(zip(codes.edge[rows].tolist(), codes.slot[rows].tolist(), strict=True))
+    took = {pair: collect_s(program, *pair, cluster) for pair in set(pairs)}
+    taken_s = np.array([took[pair] for pair in pairs], np.float64)
+    if isinstance(seconds, Recorded) and len(seconds.collect_s):
+        taken_s = seconds.collect_s.copy()
+    return kernel.CollectQueues(
+        item=np.searchsorted(rows, codes.offsets[:-1]).astype(np.int64),
+        group=firsts[codes.slot[rows]] if len(rows) else np.zeros(0, np.int64),
+        apart=grid.num_ranks,
+        members=grid.tensor,
+        taken_s=taken_s,
+        came=np.zeros(num_ranks, np.int64),
+        latest_s=np.zeros(num_ranks),
+        over_s=np.full(num_ranks, kernel.ABSENT),
+        times_s=np.zeros((len(rows), 2)),
+    )
+
+
+def collect_s(program: Program, edge: int, meeting: int, cluster: Cluster | None) -> float:
+    """Return the seconds of one Collect; 0 without a cluster."""
+    ranks, how = program.code.meetings[meeting]
+    if cluster is None:
+        return 0.0
+    collects = program.edges[edge].collects
+    size_bytes = next(each.size_bytes for each in collects if each.how == how)
+    if how == "sum":
+        return cluster.sum_s(size_bytes, ranks)
+    whole = size_bytes * len(ranks)
+    return cluster.collective_s("all_gather", whole, ranks) + cluster.ends_s(ranks)
 
 
 def _sum_s(

@@ -1,6 +1,6 @@
 """What a simulation is given when every single instruction has seconds of its own."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,6 +18,7 @@ class Recorded:
                until the message is there; what it costs the reader's computing thread.
                None: what the links of a cluster say
     start_s    [rank]: when its computing thread begins
+    collect_s  of every Collect, from when the last member came; empty: what the links say
 
     Raises:   ValueError: arrays of other shapes, or seconds below 0 or not numbers.
     """
@@ -26,9 +27,10 @@ class Recorded:
     sum_s: NDArray[np.float64]
     message_s: NDArray[np.float64] | None
     start_s: NDArray[np.float64]
+    collect_s: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
 
     def __post_init__(self) -> None:
-        for name in ("work_s", "sum_s", "message_s", "start_s"):
+        for name in ("work_s", "sum_s", "message_s", "start_s", "collect_s"):
             given: ArrayLike | None = getattr(self, name)
             if given is None and name == "message_s":
                 continue

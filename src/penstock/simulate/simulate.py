@@ -33,7 +33,7 @@ import numpy as np
 
 from penstock.cluster.cluster import Cluster
 from penstock.errors import ProgramError
-from penstock.program.codes import JOINS, RECEIVE, SEND, SPAN_OF, WORKS, excerpt
+from penstock.program.codes import JOINS, MEETS, RECEIVE, SEND, SPAN_OF, WORKS, excerpt
 from penstock.program.instructions import TABLE
 from penstock.program.program import Program
 from penstock.simulate import kernel
@@ -190,6 +190,7 @@ def _spans(program: Program, job: kernel.Simulation) -> Spans:
     """Return the spans, rank by rank in the order of the code."""
     code, queues = program.code, job.queues
     times_s = [(WORKS, job.record.work_s), (JOINS, np.stack([queues.begun_s, queues.over_s], 1))]
+    times_s += [(MEETS, job.meetings.times_s)]
     if len(job.routes.offsets):
         messages = (SEND, job.record.send_s), (RECEIVE, kernel.receive_s(job))
         times_s += [(among(op), both_s) for op, both_s in messages]

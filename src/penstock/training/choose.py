@@ -279,7 +279,8 @@ def for_plan(
         message = f"the plan is for {planned} micro-batches a step; the job has {job.micro_batches}"
         raise PlanError(message, hint=hint)
     try:
-        joined, captured = joined_step(job, captured, plan.terms.joined, plan.terms.split, listener)
+        as_planned = plan.terms.joined, plan.terms.split, listener, plan.tensor
+        joined, captured = joined_step(job, captured, *as_planned)
     except GraphError as problem:
         joins = (
             f"whose micro-batches are {plan.terms.joined} of the job's; those of this job cannot be"

@@ -56,13 +56,19 @@ def traced(
 
 
 def joined_step(
-    job: Job, captured: "Capture", count: Taken, slices: Slices, listener: Listener
+    job: Job,
+    captured: "Capture",
+    count: Taken,
+    slices: Slices,
+    listener: Listener,
+    tensor: int = 1,
 ) -> "tuple[Job, Capture]":
     """Return the job with so many micro-batches joined into one, and its step made of `captured`.
 
     captured: the step of one micro-batch; it is traced again if it has other slices.
     count:    below 1, each micro-batch is divided among so many.
     slices:   of the parameters of the joined step.
+    tensor:   ranks that divide its ops.
     Raises:   GraphError: they cannot be joined or divided, or the step not be cut so.
     """
     from penstock.graph.joined.divided import divided
@@ -70,15 +76,32 @@ def joined_step(
     from penstock.graph.merge import merged
     from penstock.graph.split import split
 
-    if count == 1 and tuple(slices) == captured.graph.slices:
+    if tensor > 1 and tensor != captured.graph.tensor:
+        job, made = joined_step(job, captured, count, slices, listener)
+        return job, divided_step(made, tensor, listener)
+    if count == 1 and tuple(slices) == captured.graph.slices and tensor == captured.graph.tensor:
         return job, captured
-    whole = traced(job, listener) if captured.graph.slices else captured
+    is_changed = captured.graph.slices or captured.graph.tensor > 1
+    whole = traced(job, listener) if is_changed else captured
     if count < 1:
         with listener.busy(f"dividing micro-batches by {1 / count}"):
             made = split(divided(whole, int(1 / count)), dict(slices))
             return merged(job, count, made.batch.division), made
     with listener.busy(f"joining {count} micro-batches"):
         return merged(job, count), split(joined(whole, int(count)), dict(slices))
+
+
+def divided_step(captured: "Capture", ranks: int, listener: Listener) -> "Capture":
+    """Return the step whose ops so many ranks divide.
+
+    Raises:   GraphError: none of them can be.
+    """
+    from penstock.graph.tensor.choose import by_tensor
+
+    if ranks in (1, captured.graph.tensor):
+        return captured
+    with listener.busy(f"dividing the ops among {ranks} ranks"):
+        return by_tensor(captured, ranks)
 
 
 def machines(path: Path | None, ranks: int | None, listener: Listener) -> Cluster:

@@ -33,6 +33,7 @@ from penstock.runtime import checkpoint
 from penstock.runtime.audited import held_digests
 from penstock.runtime.buffers import Laws, buffer_laws
 from penstock.runtime.child import apart
+from penstock.runtime.collects import own_capture
 from penstock.runtime.eager import EagerRank, EagerTask
 from penstock.runtime.launch import Launcher, run_threads
 from penstock.runtime.rank import Rank
@@ -246,9 +247,10 @@ def _work(
     report: Report,
 ) -> RankResult:
     """Run `steps` by the program of `task`; write gradients, state and what was read after each."""
-    own = task.capture, task.stages, task.job, transport
-    rank = Rank(*own, make=task.make, carries=task.carries, report=report)
     (program,) = task.windows.programs
+    capture = own_capture(task.capture, program, transport.rank)
+    own = capture, task.stages, task.job, transport
+    rank = Rank(*own, make=task.make, carries=task.carries, report=report)
     rank.expect(program)
     calls = rank.bind(program)
     if task.resume is not None:

@@ -32,7 +32,7 @@ from penstock.runtime.folders import Keep
 from penstock.schedule.recipe import Recipe
 from penstock.script import script_of
 from penstock.search.shapes import Fixed
-from penstock.training import audited_run, same, saved, trial
+from penstock.training import audited_run, same, saved, tensor, trial
 from penstock.training.ask import to_fill
 from penstock.training.audit_pace import used_s
 from penstock.training.audited_run import DiffersError
@@ -353,6 +353,7 @@ class Session:
             self.there.cluster,
             self.units,
             self.fixed.rules or None,
+            self.fixed.tensor > 1 or None,
         )
         return self.care.strict or any(each is not None for each in asked)
 
@@ -520,6 +521,10 @@ class Session:
         """
         cluster = self.there.cluster or machines(None, fixed.ranks, self.listener)
         there = self.there._replace(cluster=cluster.within(to_fill(fixed.memory)))
+        if fixed.tensor > 1:
+            choice, profiles = tensor.chosen(self.job, fixed, captured, there, decisions)
+            save(self.folder, choice.captured, choice.plan, profiles, cluster)
+            return choice
         searched, fixed, fewer = best_on_ranks(self.job, fixed, captured, there)
         decisions = (*decisions, *fewer)
         ways = tuple(option.way for option in searched.options)
@@ -588,6 +593,7 @@ class Session:
             return None
         plan = usable(on_hosts_of(Plan.load(path), self.there.cluster))
         is_other = self.fixed.ranks not in (None, plan.total_ranks)
+        is_other = is_other or fixed.tensor not in (1, plan.tensor)
         if is_other or any(each.what == "replanned" for each in plan.decisions):
             return None
         try:

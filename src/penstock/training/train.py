@@ -36,6 +36,7 @@ from penstock.training.prepare import started_on
 from penstock.training.saved import check_policy, text_in
 from penstock.training.session import Session
 from penstock.training.settle import CheckOptions
+from penstock.training.tensor import check_alone
 from penstock.training.torchrun import train_under_torchrun
 from penstock.training.view import TERMINAL
 from penstock.training.wanted import POLICY
@@ -67,6 +68,7 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
     ranks: int | None = None,
     stages: int | None = None,
     schedule: AnySchedule | str | None = None,
+    tensor: int = 1,
     units: Units | None = None,
     offload: Offloaded | None = None,
     memory: str | int | tuple[int, ...] | None = None,
@@ -104,6 +106,7 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
     plan:              train by this one, or by that in a file; default: searched for, with as many
                        `ranks`, `stages` and with that `schedule` where they are given: a name,
                        a file, or a schedule.
+    tensor:            ranks that divide the ops of every stage among them (docs/tensor.md).
     units:             into which stages are cut: "block", one for each block, or at most that many
                        of a stage; default: into none.
     offload:           what is in far memory while not needed: "state", "activations", "both",
@@ -152,6 +155,13 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
     def make() -> Session:  # long: what was asked, flag by flag
         asks = {"--ranks": ranks, "--stages": stages, "--schedule": schedule, "--offload": offload}
         asks |= {"--post-validation": post_validation, "--memory": memory}
+        asks |= {"--tensor": tensor if tensor > 1 else None}
+        check_alone(
+            tensor,
+            {"--units": units, "--offload": offload, "--post-validation": post_validation}
+            | {"--elastic": elastic, "--until-loss": until_loss is not None, "--eager": eager}
+            | {"--with": rules},
+        )
         wished = plan or schedule or stages or units or offload or memory or post_validation
         _check_elastic(elastic, eager=eager, mtbf=mtbf)
         if eager and (wished or rules):
@@ -192,6 +202,7 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
                 post_validation=post_validation,
                 rules=said,
                 whole=elastic,
+                tensor=tensor,
             ),
             given_plan=chosen,
             resume=resume,

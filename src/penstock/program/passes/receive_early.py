@@ -57,7 +57,7 @@ def receive_early(program: Program, *, distance: int = 1) -> Program:
     window = program.num_micro_batches * program.num_steps
     where = (program.grid.places()[0], window, program.together)
     assign_slots(moved, moved.slot, wire(program.num_stages, program.edges), where, backward)
-    return replace(program, code=Codes(*moved, code.reductions))
+    return replace(program, code=Codes(*moved, code.reductions, code.meetings))
 
 
 @loop

@@ -1,0 +1,1 @@
+"""Tensor: a traced step divided among ranks inside its ops, as in tensor parallelism."""

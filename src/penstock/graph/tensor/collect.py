@@ -1,0 +1,41 @@
+"""Collect: the place in a step where a value changes from what each rank has to what all need.
+
+In a graph it is an op, `penstock.collect(value, how, ranks)`; what it reads comes from another
+stage, collected on the way (program/instructions.py), so that computing it is nothing.
+
+    sum      each rank has a summand, and gets the sum
+    gather   each rank has a slice, and gets those of all, along a new first dim
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from penstock.graph import by_rows
+from penstock.graph.functional import custom
+
+TAKE = "take"  # the note of an op that takes a rank's part: how many places of its dim
+
+_LIBRARY: Any = by_rows.LIBRARY
+_LIBRARY.define("collect(Tensor value, str how, int ranks) -> Tensor")
+
+
+def _as_seen(value: Tensor, how: str, ranks: int) -> Tensor:
+    """Return a tensor as large as what comes of a collect; what this rank alone could make."""
+    if how == "gather":
+        return value.unsqueeze(0).expand(ranks, *value.shape).contiguous()
+    return value.clone(memory_format=torch.contiguous_format)
+
+
+_LIBRARY.impl("collect", _as_seen, "CompositeExplicitAutograd")
+COLLECT: Any = torch.ops.penstock.collect.default
+
+
+def rank_args(node: fx.Node, rank: int) -> tuple[Any, ...]:
+    """Return the arguments of an op on the rank with this number."""
+    size = custom(node).get(TAKE)
+    if size is None:
+        return node.args
+    value, dim, *_ = node.args
+    return value, dim, rank * size, (rank + 1) * size

@@ -1,0 +1,228 @@
+"""Placed: where every value of a step is, once it is said which parameters are held in slices.
+
+One pass over the step, op by op: of the ways to compute an op, the cheapest one, with the changes
+of placement that its inputs need.  What was changed once is there for all who read it later.
+"""
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf
+from typing import NamedTuple, TypeAlias
+
+from torch import fx
+
+from penstock.graph.dims import shape_of
+from penstock.graph.graph import Phase
+from penstock.graph.tensor.placement import (
+    PARTIAL,
+    WHOLE,
+    Partial,
+    Placement,
+    Slices,
+    State,
+    Whole,
+    fits,
+)
+from penstock.graph.tensor.rules import RESHAPED, OpChoice, choices, count_of, work_of
+from penstock.graph.trace import Capture
+
+States = Mapping[fx.Node, State]
+There: TypeAlias = "set[tuple[fx.Node, Placement]]"
+Held = Mapping[str, Slices]  # by name, the parameters of which each rank has a slice
+
+
+class RankSpeed(NamedTuple):
+    """What a rank does in a second, as far as placements are chosen by it.
+
+    latency_s:  of one collect, whatever its bytes.
+    """
+
+    flop_per_s: float = 4e10
+    memory_bytes_per_s: float = 3e10
+    link_bytes_per_s: float = 2e9
+    latency_s: float = 1e-4
+
+
+@dataclass(slots=True)
+class Layout:
+    """Where every value of a step is, and what it is expected to cost.
+
+    choices:    how each op is computed.
+    states:     by node.
+    seconds:    of a micro-batch on each rank, as `RankSpeed` has it.
+    collects:   (value, to what it is changed) in their order, those that send something.
+    wanted:     of each parameter, what its readers want of it.
+    held:       the parameters of which each rank has a slice.
+    viewed:     sliced views that are made again of what they look at, gathered.
+    """
+
+    held: Held
+    choices: dict[fx.Node, OpChoice] = field(default_factory=dict[fx.Node, OpChoice])
+    states: dict[fx.Node, State] = field(default_factory=dict[fx.Node, State])
+    seconds: float = 0.0
+    collects: list[tuple[fx.Node, Placement]] = field(
+        default_factory=list[tuple[fx.Node, Placement]]
+    )
+    viewed: set[fx.Node] = field(default_factory=set[fx.Node])
+    wanted: dict[fx.Node, set[Placement]] = field(default_factory=dict[fx.Node, set[Placement]])
+
+
+class Placing:
+    """The pass over one step; it is used for many choices of what is held in slices.
+
+    results:  nodes that must be whole at the end: the loss, the figures.
+    """
+
+    def __init__(self, capture: Capture, ranks: int, prices: RankSpeed) -> None:
+        self.capture, self.ranks, self.prices = capture, ranks, prices
+        graph, nodes = capture.graph, capture.fx_nodes
+        self.rows = dict(zip(nodes, graph.nodes, strict=True))
+        self.free = dict(zip(nodes, graph.free, strict=True))
+        self.results = [nodes[at] for at in sorted(graph.told)]
+        made = graph.gradients.items()
+        self.gradients = {name: nodes[at] for name, at in made if at is not None}
+        self.bytes = {node: float(row.size_bytes) for node, row in self.rows.items()}
+        self.memory_s = {n: work_of(n) * 4 / prices.memory_bytes_per_s for n in nodes}
+        self.flop_s = {n: row.flop / prices.flop_per_s for n, row in self.rows.items()}
+        read = {k for n in graph.nodes if n.phase == "F" and n.kind == "op" for k in n.inputs}
+        self._used = {n.name for at, n in enumerate(graph.nodes) if at in read}
+        self.shapes = {node: shape_of(node) for node in nodes}
+
+    def is_used(self, name: str) -> bool:
+        """Return whether an op of the forward pass reads a parameter."""
+        return name in self._used
+
+    def layout(self, held: Held) -> Layout:
+        """Return the cheapest layout with these parameters held in slices, and those that go with
+        them: of which all readers want the same slice.
+        """
+        known = dict(held)
+        while True:
+            found = self._pass(known)
+            more = {
+                self.rows[node].name: place
+                for node, places in found.wanted.items()
+                if self.rows[node].name not in known and len(places) == 1
+                for place in places
+                if isinstance(place, Slices)
+            }
+            if not more:
+                return found
+            known = {**known, **more}
+
+    def _pass(self, held: Held) -> Layout:
+        made, there = Layout(held), set[tuple[fx.Node, Placement]]()
+        for node in self.capture.fx_nodes:
+            row = self.rows[node]
+            if row.kind == "parameter":
+                made.states[node] = held.get(row.name, WHOLE)
+            elif row.kind != "op":
+                made.states[node] = WHOLE
+            elif node.target is operator.getitem:
+                self._item(made, node)
+            else:
+                choice = self._cheapest(made, there, node)
+                for source, place in choice.wants.items():
+                    self._change(made, there, source, place)
+                made.choices[node], made.states[node] = choice, choice.out
+        ends = [(node, WHOLE) for node in self.results]
+        ends += [(node, held.get(name, WHOLE)) for name, node in self.gradients.items()]
+        for node, place in ends:
+            if (node, place) not in there:
+                phase = self.rows[node].phase
+                made.seconds += self._change_s(made.states, there, node, place, phase)
+            self._change(made, there, node, place)
+        return made
+
+    def _item(self, made: Layout, node: fx.Node) -> None:
+        source, at = node.args
+        state = made.states[source]  # pyright: ignore[reportArgumentType]
+        made.states[node] = state[at] if isinstance(state, tuple) else state  # pyright: ignore
+
+    def _cheapest(self, made: Layout, there: There, node: fx.Node) -> OpChoice:
+        whole = OpChoice(dict.fromkeys(node.all_input_nodes, WHOLE), self._whole_state(node))
+        best, least = whole, self._cost(made, there, node, whole)
+        for choice in choices(node, made.states, self.ranks):
+            if (cost := self._cost(made, there, node, choice)) < least:
+                best, least = choice, cost
+        made.seconds += least
+        return best
+
+    def _whole_state(self, node: fx.Node) -> State:
+        count = count_of(node)
+        return (WHOLE,) * count if count else WHOLE
+
+    def _cost(self, made: Layout, there: There, node: fx.Node, choice: OpChoice) -> float:
+        """Return the seconds of an op as chosen, with what has to be changed for it."""
+        phase = self.rows[node].phase
+        cost = sum(
+            self._change_s(made.states, there, source, place, phase)
+            for source, place in choice.wants.items()
+            if (source, place) not in there
+        )
+        shares = any(isinstance(place, Slices) for place in choice.wants.values())
+        parts = self.ranks if shares else 1
+        cost += (self.flop_s[node] + self.memory_s[node]) / parts
+        return cost + (self._collect_s(2 * self.bytes[node]) if choice.bias_last else 0.0)
+
+    def _collect_s(self, size_bytes: float) -> float:
+        share = (self.ranks - 1) / self.ranks
+        return self.prices.latency_s + size_bytes * share / self.prices.link_bytes_per_s
+
+    def _change_s(
+        self, states: States, there: There, node: fx.Node, to: Placement, phase: Phase
+    ) -> float:
+        """Return the seconds of a change of placement, for a reader of this phase; infinite where
+        there is none.
+        """
+        state, row = states[node], self.rows[node]
+        if isinstance(state, tuple):
+            return 0.0 if to == WHOLE and set(state) <= {WHOLE} else inf
+        if state == to:
+            return 0.0
+        if not fits(to, self.shapes[node], self.ranks):
+            return inf
+        if isinstance(state, Slices) and (source := self._looked_at(node)) is not None:
+            seen = (source, WHOLE) in there
+            return 0.0 if seen else self._change_s(states, there, source, WHOLE, phase)
+        size = self.bytes[node]
+        match state, to:
+            case _, Partial():
+                return inf
+            case Whole(), Slices():
+                is_state = row.kind == "parameter"
+                return 0.0 if is_state else size / self.ranks / self.prices.memory_bytes_per_s
+            case _ if row.kind != "op" or self.free[node] or row.phase != phase:
+                return inf  # every stage makes it again, or nobody sends it any more
+            case Slices(), _:
+                return self._collect_s(size)
+            case _:
+                return self._collect_s(2 * size)
+
+    def _looked_at(self, node: fx.Node) -> fx.Node | None:
+        """Return the value of which a view shows all: it is gathered once for all of its views."""
+        if node.target not in RESHAPED or len(node.all_input_nodes) != 1:
+            return None
+        (source,) = node.all_input_nodes
+        alike = self.rows[source].kind == "op" and self.bytes[source] == self.bytes[node]
+        return source if alike and self.rows[source].phase == self.rows[node].phase else None
+
+    def _change(self, made: Layout, there: There, node: fx.Node, to: Placement) -> None:
+        """Note that a value is there as `to`, too; a sum that was made is no summand any more."""
+        state = made.states[node]
+        if self.rows[node].kind == "parameter":
+            made.wanted.setdefault(node, set()).add(to)
+        if isinstance(state, tuple) or state == to or (node, to) in there:
+            return
+        there.add((node, to))
+        if state == WHOLE:
+            return
+        if isinstance(state, Slices) and (source := self._looked_at(node)) is not None:
+            made.viewed.add(node)
+            self._change(made, there, source, WHOLE)
+        elif to == WHOLE or (node, WHOLE) not in there:
+            made.collects.append((node, to))
+        there.add((node, WHOLE))
+        if state == PARTIAL:
+            made.states[node] = WHOLE

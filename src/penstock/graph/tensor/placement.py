@@ -1,0 +1,76 @@
+"""Placement: what of a value each rank of the tensor axis has."""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """Every rank has all of it."""
+
+    def __str__(self) -> str:
+        return "whole"
+
+
+@dataclass(frozen=True, slots=True)
+class Slices:
+    """Each rank has a part of dim `dim`: of each of its `pieces` equal runs, one slice a rank.
+
+    With 2 ranks, dim of 6: pieces 1 gives rank 0 the places 0 1 2, pieces 3 the places 0 2 4.
+    """
+
+    dim: int
+    pieces: int = 1
+
+    def __str__(self) -> str:
+        runs = f" in each of {self.pieces} runs" if self.pieces > 1 else ""
+        return f"sliced along dim {self.dim}{runs}"
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """Each rank has a summand of it."""
+
+    def __str__(self) -> str:
+        return "a sum that is due"
+
+
+Placement: TypeAlias = Whole | Slices | Partial
+State: TypeAlias = Placement | tuple[Placement, ...]  # of an op with several results, of each
+WHOLE, PARTIAL = Whole(), Partial()
+
+
+def fits(place: Placement, shape: tuple[int, ...], ranks: int) -> bool:
+    """Return whether a value of this shape can be placed so, with alike slices."""
+    if not isinstance(place, Slices):
+        return True
+    return place.dim < len(shape) and shape[place.dim] % (place.pieces * ranks) == 0
+
+
+def local(place: Placement, shape: tuple[int, ...], ranks: int) -> tuple[int, ...]:
+    """Return the shape of what one rank has of a value of this shape."""
+    if not isinstance(place, Slices):
+        return shape
+    return (*shape[: place.dim], shape[place.dim] // ranks, *shape[place.dim + 1 :])
+
+
+def reshaped(
+    place: Slices, old: tuple[int, ...], new: tuple[int, ...], ranks: int
+) -> Slices | None:
+    """Return the slices of the same numbers in another shape; None: along no single dim."""
+    outer, before = place.pieces, 1
+    for size in old[: place.dim]:
+        outer *= size
+    for dim, size in enumerate(new):
+        pieces, rest = divmod(outer, before)
+        if before <= outer and not rest and size % (pieces * ranks) == 0 and size:
+            inner = size // (pieces * ranks)
+            for more in new[dim + 1 :]:
+                inner *= more
+            own = old[place.dim] // (place.pieces * ranks)
+            for more in old[place.dim + 1 :]:
+                own *= more
+            if own == inner:
+                return Slices(dim, pieces)
+        before *= size
+    return None

@@ -1,0 +1,87 @@
+"""Ranks that divide the ops of stages make the plain loop's steps: on threads and in processes."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from penstock.errors import PlanError
+from penstock.graph.tensor.choose import by_tensor
+from penstock.graph.tensor.cuts import apart_only, collect_points
+from penstock.graph.tensor.placed import RankSpeed
+from penstock.graph.trace import capture
+from penstock.plan.lower import lower_plan
+from penstock.plan.plan import Plan, divided, plan_by_hand
+from penstock.runtime.launch import run_processes, run_threads
+from penstock.search.balance import StageEnds, balanced_cuts
+from penstock.training.prove import Planned, prove
+from tests.graph.zoo import JOBS
+
+FREE = RankSpeed(latency_s=0.0, link_bytes_per_s=1e11)
+
+
+def planned(name, tensor=2, *, stages=1, replicas=1, schedule="one_f_one_b", recompute=False):
+    job = replace(JOBS[name], micro_batches=4, clip_norm=0.05, optimizer=adam)
+    made = by_tensor(capture(job), tensor, FREE)
+    graph = made.graph
+    flop = [float(node.flop) for node in graph.nodes]
+    cuts = balanced_cuts(graph, flop, stages, StageEnds(frozenset(), apart_only(graph)))
+    options = {"recompute": (recompute,) * stages, "clip": True, "replicas": replicas}
+    plan = plan_by_hand(graph, cuts, schedule, num_micro_batches=4 // replicas, **options)
+    return Planned(job, made, divided(plan, graph, collect_points(graph)))
+
+
+def adam(weights):
+    return torch.optim.AdamW(weights, lr=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("transformer", {}),
+        ("dropout", {"tensor": 4, "replicas": 2}),
+        ("tied", {"stages": 2}),
+        ("embeddings", {"recompute": True}),
+        ("blocks", {"stages": 2, "schedule": "zb_h1"}),
+        ("batch_norm", {"replicas": 2}),
+    ],
+)
+def test_steps_of_ranks_that_divide_ops_are_those_of_the_plain_loop(name, options):
+    proof = prove(planned(name, **options), (0, 5), launcher=run_threads)
+    assert not proof.problem
+
+
+def test_in_processes_too():
+    proof = prove(planned("blocks"), (0,), launcher=run_processes)
+    assert not proof.problem
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"shard": ("shard",) * 13, "replicas": 2}, "with stages in shards"),
+        ({"offload": ("state",) * 13}, "with far memory"),
+        ({"compiled": True}, "with compiled ops"),
+        ({"commits": True}, "with steps that ranks commit"),
+        ({"post_validation": True}, "with updates that may be undone"),
+        ({"sums": "bfloat16"}, "with sums in fewer bits"),
+    ],
+)
+def test_what_goes_with_no_divided_ops_is_refused(change, words):
+    plan = planned("blocks").plan
+    assert plan.num_stages == 13
+    with pytest.raises(PlanError, match=f"ops divided among 2 ranks, {words}"):
+        plan.changed(**change)
+
+
+def test_a_plan_says_how_many_ranks_divide_ops(tmp_path):
+    found = planned("blocks")
+    found.plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == found.plan
+    assert found.plan.total_ranks == 2
+    assert "ops of each stage divided among 2" in str(found.plan)
+    with pytest.raises(PlanError, match="divides ops among 2 ranks, the graph 1"):
+        divided(found.plan, capture(found.job).graph, ())
+    whole = plan_by_hand(found.captured.graph, [], "gpipe", num_micro_batches=4)
+    with pytest.raises(PlanError, match=r"does not cut .*, where ranks collect"):
+        lower_plan(whole, found.captured.graph)
