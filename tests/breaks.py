@@ -79,7 +79,7 @@ BREAKS = (
         file="graph/tensor/placement.py",
         old="    outer, before = place.pieces, 1",
         new="    outer, before = 1, 1",
-        tests=("tests/graph/tensor/test_divided.py",),
+        tests=("tests/graph/tensor/test_choose.py",),
         means="a slice of query, key and value in one is taken for a slice of the first",
     ),
     Break(
