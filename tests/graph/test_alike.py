@@ -17,15 +17,16 @@ from penstock.graph.owners import owners_of
 from penstock.graph.trace import trace
 from tests.graph.zoo import floats, job_of
 
-BLOCKS = 6
+BLOCKS = 8
 
 
 class Block(nn.Module):
     """A residual block: two values of one op, dropout, and a product."""
 
-    def __init__(self, shared: nn.Linear) -> None:
+    def __init__(self, shared: nn.Linear, width: int) -> None:
         super().__init__()
-        self.norm, self.inner, self.shared = nn.LayerNorm(8), nn.Linear(8, 16), shared
+        self.norm, self.shared = nn.LayerNorm(8), shared
+        self.inner = nn.Sequential(nn.Linear(8, width), nn.Linear(width, 16))
 
     def forward(self, x: Tensor) -> Tensor:
         left, right = self.inner(self.norm(x)).chunk(2, -1)
@@ -34,12 +35,12 @@ class Block(nn.Module):
 
 
 class Blocks(nn.Module):
-    """Like blocks with one weight in common, a skip over all of them, a mask that all read."""
+    """Blocks of two widths by turns, one weight in common, a skip over all, a mask for all."""
 
     def __init__(self) -> None:
         super().__init__()
         shared = nn.Linear(8, 8)
-        self.blocks = nn.ModuleList(Block(shared) for _ in range(BLOCKS))
+        self.blocks = nn.ModuleList(Block(shared, 16 if k % 2 else 64) for k in range(BLOCKS))
         self.norm = nn.BatchNorm1d(8)
         self.register_buffer("mask", torch.arange(8.0))
 
