@@ -4457,10 +4457,26 @@ BREAKS = (
     Break(
         "the module in hand is left as it was",
         "training/train.py",
-        "            trained.module()\n",
-        "            pass\n",
+        "        trained.module()\n",
+        "        pass\n",
         ("tests/training/test_train.py",),
         "after ps.train the model in hand is unchanged",
+    ),
+    Break(
+        "a value of a file is taken as it is",
+        "training/options.py",
+        "        return _value(option, value)\n",
+        "        return value  # type: ignore\n",
+        ("tests/training/test_options.py",),
+        "ranks = 1.5 of a file, or resume = 1, goes on into the search",
+    ),
+    Break(
+        "a file counts before flags",
+        "cli/options.py",
+        "{**read, **dict(map(said, sets)), **given}",
+        "{**given, **dict(map(said, sets)), **read}",
+        ("tests/training/test_options.py",),
+        "--ranks 4 trains on as many ranks as the file says",
     ),
     Break(
         "a step has other micro-batches after a resume",

@@ -6,8 +6,11 @@ class PenstockError(Exception):
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message, self.hint = message, hint
+
+    def reword(self, message: str, hint: str) -> None:
+        """Tell the same in the words of another face: of Python instead of the command line."""
+        PenstockError.__init__(self, message, hint=hint)
 
 
 class ClusterError(PenstockError):

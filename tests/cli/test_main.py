@@ -62,30 +62,22 @@ def test_help_of_a_command_is_short_and_has_an_example(call: Call, name: str) ->
     text = " ".join(done.out.split())
     assert done.code == 0
     assert f"Example: penstock {name}" in text
-    assert len(done.out.splitlines()) <= {"train": 53, "check": 32}.get(name, 30)
+    assert len(done.out.splitlines()) <= 30
     assert done.out.isascii()
 
 
 @pytest.mark.parametrize("name", ENDS)
 def test_command_has_at_most_ten_flags(name: str) -> None:
-    """`train` has 19 more, `check` two: ranks that divide ops, too.
-
-    `train`: how far it is believed and goes on being, whether there is a plan, who
-    may die, which policy says what machines it has, what it begins with, which checkpoints stay,
-    what may be forgotten, the loss at which it ends and by what, its last words.
-
-    `plan` has four more: units, far memory, a limit of memory, post-validation and rules are asked
-    for there too, and of `check`.  `fleet advise` has one: what a run of the job has measured;
-    `fleet replay` the past on which policies are fitted, `fleet predict` what ranks cost.
+    """`fleet advise` has one more: what a run of the job has measured; `fleet replay` the past on
+    which policies are fitted, `fleet predict` what ranks cost.
     """
     command = typer.main.get_command(app.app_of())
     for word in name.split():
         command = command.commands[word]
-    flags = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
+    helps = "help", "list_all"
+    options = [each for each in command.params if each.param_type_name == "option"]
+    flags = [each for each in options if each.name not in helps and not each.hidden]
     most = {
-        "train": 29,
-        "plan": 14,
-        "check": 12,
         "fleet advise": 11,
         "fleet replay": 11,
         "fleet predict": 11,

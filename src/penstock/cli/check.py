@@ -1,13 +1,13 @@
 """penstock check: some planned steps against the plain loop: data, gradients, updates, buffers."""
 
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 from rich.table import Table
 
-from penstock.cli import face, flags
+from penstock.cli import face
+from penstock.cli.options import asked, taking
 from penstock.errors import GraphError, PlanError
 from penstock.files import Json
 from penstock.graph.graph import Graph
@@ -22,46 +22,44 @@ from penstock.schedule.grid import evenly
 from penstock.schedule.recipe import AnySchedule, built, name_of
 from penstock.schedule.schedule import Schedule
 from penstock.training import ask, prepare, view
+from penstock.training.options import Options, flag_of
 
 if TYPE_CHECKING:
     from penstock.training.proof import Proof
 
+_IN_PLANS = "stages", "tensor", "offload", "post_validation"
 
-def check(  # noqa: PLR0913 - the flags of the command
+
+@taking(
+    ("plan", "stages", "schedule", "tensor", "units", "offload", "post_validation", "rules"),
+    shown=("plan", "stages", "schedule", "tensor"),
+)
+def check(
     job: Annotated[str, typer.Argument(metavar="JOB", help="A file.py[:name] or module[:name].")],
-    plan: Annotated[Path | None, typer.Option(help="Check this plan.")] = None,
-    stages: Annotated[
-        int | None, typer.Option(min=1, help="Number of stages; default: 2, or the file's.")
-    ] = None,
-    schedule: Annotated[str, typer.Option(help=flags.SCHEDULE)] = "one_f_one_b",
-    units: Annotated[str | None, typer.Option(metavar="block|N", help=flags.UNITS)] = None,
+    *,
     replicas: Annotated[int | None, typer.Option(min=1, help="Copies of the pipeline.")] = None,
-    tensor: Annotated[int, typer.Option(min=1, help=flags.TENSOR)] = 1,
     recompute: Annotated[bool, typer.Option(help="Repeat F before B in every stage.")] = False,
-    offload: Annotated[str | None, typer.Option(help=flags.OFFLOAD)] = None,
-    post_validation: face.PostValidation = False,
-    rules: face.WithRules = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps to compare, a few apart.")] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    **flags: object,
 ) -> None:
     """Compare cut, scheduled steps with the plain loop: data, loss, gradients, buffers, updates.
 
-    Exits 1 where they differ.  Example: penstock check examples/gpt.py --stages 4 --schedule zb_h1
+    Two stages by 1F1B, where nothing else is asked for.  Exits 1 where they differ.
+    Example: penstock check examples/gpt.py --stages 4 --schedule zb_h1
     """
     with face.only_results():
-        asked, in_units = ask.schedule_asked(schedule), ask.units_asked(units)
-        said = () if rules is None else load(rules)
-        author, loaded = prepare.loaded(job, said, view.TERMINAL)
-        ask.check_fits(asked, loaded, post_validation=post_validation)
+        options = asked(flags)
+        cuts = _cuts(options, replicas, recompute=recompute)
+        author, loaded = prepare.loaded(job, cuts.rules, view.TERMINAL)
+        ask.check_fits(cuts.schedule, loaded, post_validation=cuts.post_validation)
+        plan, units = options.get("plan"), options.get("units")
         if plan is not None:
-            given_too = {"--stages": stages, "--replicas": replicas, "--offload": offload}
-            given_too |= {"--tensor": tensor if tensor > 1 else None}
-            given_too |= {"--recompute": recompute, "--post-validation": post_validation}
+            given_too = {flag_of(name): options.get(name) for name in _IN_PLANS}
+            given_too |= {"--replicas": replicas, "--recompute": recompute}
             ask.check_left_out(given_too)
-        given = None if plan is None else Plan.load(plan)
-        cuts = _cuts(loaded, asked, stages, replicas, recompute=recompute)
-        cuts = cuts._replace(offload=ask.offload_asked(offload) or "none")
-        cuts = cuts._replace(post_validation=post_validation, rules=said, tensor=tensor)
+        given = None if plan is None else Plan.load(str(plan))
+        in_units = ask.units_asked(None if units is None else str(units))
         found = _checked(author, loaded, given, cuts, steps, in_units)
     if as_json:
         face.show_json(found)
@@ -72,27 +70,45 @@ def check(  # noqa: PLR0913 - the flags of the command
 
 
 class _Cuts(NamedTuple):
-    """What a plan by hand is made of."""
+    """What a plan by hand is made of; what is None follows from a schedule that stands for itself.
 
-    stages: int
+    Without one: two stages, and one replica.
+    """
+
+    stages: int | None
     schedule: AnySchedule
-    replicas: int
+    replicas: int | None
     recompute: bool
     offload: Offloaded = "none"
     post_validation: bool = False
     rules: tuple[Rule, ...] = ()
     tensor: int = 1
 
+    def sizes(self, job: Job) -> tuple[int, int]:
+        """Return the stages and replicas of a plan for `job`."""
+        stages, replicas = 2, 1
+        if isinstance(self.schedule, Schedule):
+            stages = self.schedule.num_stages
+            replicas = job.micro_batches // self.schedule.num_micro_batches
+        return self.stages or stages, self.replicas or replicas
 
-def _cuts(
-    job: Job, asked: AnySchedule, stages: int | None, replicas: int | None, *, recompute: bool
-) -> _Cuts:
-    """Return what is requested; a schedule that stands for itself fills in what is left out."""
-    if isinstance(asked, Schedule):
-        own = asked.num_stages, job.micro_batches // asked.num_micro_batches
-    else:
-        own = 2, 1
-    return _Cuts(stages or own[0], asked, replicas or own[1], recompute)
+
+def _cuts(options: Options, replicas: int | None, *, recompute: bool) -> _Cuts:
+    """Return what a plan by hand is asked to be.
+
+    Raises:   PlanError, ScheduleError: it cannot be.
+    """
+    rules = options.get("rules")
+    return _Cuts(
+        options.get("stages"),
+        ask.schedule_asked(str(options.get("schedule", "one_f_one_b"))),
+        replicas,
+        recompute,
+        ask.offload_asked(options.get("offload")) or "none",
+        options.get("post_validation", False),
+        () if rules is None else load(str(rules)),
+        options.get("tensor", 1),
+    )
 
 
 def _checked(
@@ -114,7 +130,7 @@ def _checked(
         try:
             captured = capture(job)
         except GraphError as problem:
-            return _untraced(given.num_stages if given else cuts.stages, cuts, problem)
+            return _untraced(given.num_stages if given else cuts.sizes(job)[0], cuts, problem)
     if given is None:
         captured = split(captured, slices_asked(cuts.rules, captured.graph))
         captured = by_tensor(captured, cuts.tensor)
@@ -151,9 +167,9 @@ def by_hand(graph: Graph, job: Job, wanted: _Cuts) -> Plan:
     """Return a plan with cuts balanced by FLOP, each replica with its part of the micro-batches."""
     from penstock.search.balance import StageEnds, balanced_cuts
 
-    stages = wanted.stages
-    if job.micro_batches < wanted.replicas:
-        message = f"{job.micro_batches} micro-batches for {wanted.replicas} replicas"
+    stages, replicas = wanted.sizes(job)
+    if job.micro_batches < replicas:
+        message = f"{job.micro_batches} micro-batches for {replicas} replicas"
         raise PlanError(message, hint=f"take at most {job.micro_batches} replicas")
     if stages > len(graph.cut_points) + 1:
         raise PlanError(
@@ -164,8 +180,8 @@ def by_hand(graph: Graph, job: Job, wanted: _Cuts) -> Plan:
     required = rules.required if len(rules.required) < stages else frozenset[int]()
     ends = StageEnds(required, rules.forbidden | apart_only(graph))
     cuts = balanced_cuts(graph, [float(node.flop) for node in graph.nodes], stages, ends)
-    shares = evenly(job.micro_batches, wanted.replicas)
-    divides = wanted.offload in ("weights", "all") and wanted.replicas > 1
+    shares = evenly(job.micro_batches, replicas)
+    divides = wanted.offload in ("weights", "all") and replicas > 1
     made = built(wanted.schedule, stages, max(shares))
     plan = plan_by_hand(
         graph,
@@ -174,7 +190,7 @@ def by_hand(graph: Graph, job: Job, wanted: _Cuts) -> Plan:
         num_micro_batches=max(shares),
         shares=shares,
         num_ranks=made.num_ranks,
-        replicas=wanted.replicas,
+        replicas=replicas,
         recompute=(wanted.recompute,) * stages,
         offload=(wanted.offload,) * stages,
         clip=job.awaits_all,

@@ -24,13 +24,7 @@ from penstock.files import Json, finite
 from penstock.terminal import console, say
 from penstock.training.stop import Stopped
 
-PostValidation = Annotated[  # a flag of several commands
-    bool, typer.Option("--post-validation", help="Update before the norm that clips is known.")
-]
 Yes = Annotated[bool, typer.Option("--yes", help="Run what the folder names, whoever wrote it.")]
-WithRules = Annotated[
-    Path | None, typer.Option("--with", metavar="RULES", help="Rules (TOML) that plans keep to.")
-]
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 _HELP = "`penstock COMMAND --help` shows what a command takes"
 _HINTS: dict[type[PenstockError], str] = {  # where the error itself has none

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from penstock import taken
-from penstock.cli import face, flags
+from penstock.cli import face
+from penstock.cli.options import asked, taking
 from penstock.errors import PlanError
 from penstock.files import Json
 from penstock.graph.graph import Graph
@@ -27,75 +28,91 @@ from penstock.training.choose import (
     decided,
     found_in_units,
 )
-from penstock.training.elsewhere import Looking, planning
+from penstock.training.options import Options
 from penstock.training.settle import CheckOptions
 from penstock.units import format_bytes, format_seconds
 
 _MOST_SHOWN = 10  # plans of the front, unless they differ by more than
 _MOST_SLACK = 10.0
+_SHOWN = "cluster", "ranks", "stages", "schedule", "memory"
+_TAKEN = *_SHOWN, "units", "offload", "post_validation", "rules", "check"
 
 
-def plan(  # long: the flags of the command  # noqa: PLR0913
+@taking(_TAKEN, _SHOWN)
+def plan(
     job: Annotated[str, typer.Argument(metavar="JOB", help="A file.py[:name] or module[:name].")],
-    cluster: Annotated[
-        Path | None, typer.Option(help="Machines (TOML); default: this machine.")
-    ] = None,
+    *,
     objective: Annotated[str, typer.Option(help="One of time, cost, memory.")] = "time",
     out: Annotated[Path | None, typer.Option(help="Write the plan to this file.")] = None,
-    ranks: Annotated[int | None, typer.Option(min=1, help="Total ranks.")] = None,
     replicas: Annotated[int | None, typer.Option(min=1, help="Copies of the pipeline.")] = None,
-    stages: Annotated[int | None, typer.Option(min=1, help="Stages of a pipeline.")] = None,
-    schedule: Annotated[str | None, typer.Option(help=flags.SCHEDULE)] = None,
-    units: Annotated[str | None, typer.Option(metavar="block|N", help=flags.UNITS)] = None,
-    offload: Annotated[str | None, typer.Option(help=flags.OFFLOAD)] = None,
-    memory: Annotated[str | None, typer.Option(help=flags.MEMORY)] = None,
-    post_validation: face.PostValidation = False,
-    rules: face.WithRules = None,
     limit: Annotated[
         float | None,
         typer.Option(min=0.0, help="Seconds to search, after tracing; then the best so far."),
     ] = None,
-    no_check: Annotated[
-        bool, typer.Option("--no-check", help="Do not run the job to see what a plan would lose.")
-    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print plan, front and tally as JSON.")
     ] = False,
+    **flags: object,
 ) -> None:
     """Search for the best plan, and show why it is best.
 
     Example: penstock plan examples/gpt.py --ranks 2 --out plan.json
     """
-    aim, cut, far = _objective(objective), ask.units_asked(units), ask.offload_asked(offload)
-    asked = None if schedule is None else ask.schedule_asked(schedule)
-    room = ask.memory_asked(memory)
+    options = asked(flags)
+    aim = SearchAim(_objective(objective), limit, with_front=True)
     if out is not None:
         face.check_place(out)
-    said = () if rules is None else load(rules)
-    fixed = Fixed(ranks, replicas, stages, asked, offload=far, rules=said)
-    fixed = replace(fixed, post_validation=post_validation)
+    fixed = _fixed(options, replicas)
     with face.only_results():
-        loaded = prepare.loaded(job, said, view.TERMINAL).job
-        ask.check_fits(asked, loaded, post_validation=post_validation)
-        if cluster is None:
-            from penstock.training.possible import check_soon
-
-            check_soon(loaded, fixed, view.TERMINAL)
-        there = prepare.machines(cluster, ranks, view.TERMINAL)
-        care = CheckOptions(check=not no_check, strict=True)
-        elsewhere = None if cluster is None else there
-        made = planning(loaded, elsewhere, fixed, Looking(job, care, view.TERMINAL))
-        _check_stages(made.captured.graph, stages)
-        there, tight = there.within(room), there.within(ask.to_fill(room))
-        machines, fixed = Machines(tight, prepare.profiled, view.TERMINAL), made.fixed
-        found = best(
-            made.job, fixed, made.captured, machines, SearchAim(aim, limit, with_front=True)
-        )
-        choice = found.choice._replace(plan=decided(found.choice.plan, made.decisions))
-        chosen = found_in_units(choice, cut, fixed, profiles=found.profiles, cluster=tight).plan
+        chosen, found, basis = _planned(job, options, fixed, aim)
     if out is not None:
-        saved.save_plan(out, chosen, saved.Basis(choice.captured.graph, found.profiles, there))
+        saved.save_plan(out, chosen, basis)
     _show(chosen, found, out, as_json=as_json)
+
+
+def _planned(
+    job: str, options: Options, fixed: Fixed, aim: SearchAim
+) -> tuple[Plan, Searched, saved.Basis]:
+    """Return the plan, all that was found, and what the plan rests on."""
+    from penstock.training.elsewhere import Looking, planning
+
+    room, units = ask.memory_asked(options.get("memory")), options.get("units")
+    cut = ask.units_asked(None if units is None else str(units))
+    file = None if options.get("cluster") is None else Path(str(options.get("cluster")))
+    loaded = prepare.loaded(job, fixed.rules, view.TERMINAL).job
+    ask.check_fits(fixed.schedule, loaded, post_validation=fixed.post_validation)
+    if file is None:
+        from penstock.training.possible import check_soon
+
+        check_soon(loaded, fixed, view.TERMINAL)
+    there = prepare.machines(file, fixed.ranks, view.TERMINAL)
+    care = CheckOptions(check=options.get("check", True), strict=True)
+    looking = Looking(job, care, view.TERMINAL)
+    made = planning(loaded, None if file is None else there, fixed, looking)
+    _check_stages(made.captured.graph, fixed.stages)
+    there, tight = there.within(room), there.within(ask.to_fill(room))
+    machines = Machines(tight, prepare.profiled, view.TERMINAL)
+    found = best(made.job, made.fixed, made.captured, machines, aim)
+    choice = found.choice._replace(plan=decided(found.choice.plan, made.decisions))
+    chosen = found_in_units(choice, cut, made.fixed, profiles=found.profiles, cluster=tight).plan
+    return chosen, found, saved.Basis(choice.captured.graph, found.profiles, there)
+
+
+def _fixed(options: Options, replicas: int | None) -> Fixed:
+    """Return what of a plan is decided beforehand.
+
+    Raises:   PlanError, ScheduleError: it cannot be.
+    """
+    schedule, rules = options.get("schedule"), options.get("rules")
+    return Fixed(
+        options.get("ranks"),
+        replicas,
+        options.get("stages"),
+        None if schedule is None else ask.schedule_asked(str(schedule)),
+        offload=ask.offload_asked(options.get("offload")),
+        post_validation=options.get("post_validation", False),
+        rules=() if rules is None else load(str(rules)),
+    )
 
 
 def _show(plan: Plan, found: Searched, out: Path | None, *, as_json: bool) -> None:

@@ -16,7 +16,6 @@ from penstock.timeline.draw import draw
 from penstock.timeline.timeline import Timeline, busy_s, num_steps, step_s
 from penstock.training import prepare, saved, view
 from penstock.training.choose import for_plan
-from penstock.training.elsewhere import traced_for
 from penstock.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -71,6 +70,8 @@ def _basis(path: Path, plan: Plan, job: str | None, cluster: Path | None) -> sav
         if cluster is None:
             return basis
         return basis._replace(cluster=prepare.machines(cluster, None, view.TERMINAL))
+    from penstock.training.elsewhere import traced_for
+
     with face.only_results():
         there = prepare.machines(cluster, None if cluster else plan.total_ranks, view.TERMINAL)
         loaded, captured = traced_for(load_job(job), there, view.TERMINAL)

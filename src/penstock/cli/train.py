@@ -4,138 +4,40 @@ import contextlib
 import json
 from collections.abc import Generator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, cast
 
 import typer
 
-from penstock.cli import face, flags
+from penstock.cli import face
+from penstock.cli.options import File, Sets, asked, taking
 from penstock.errors import JobError, RunError
+from penstock.training.options import OPTIONS, Options
 
 
-def train(  # long: the flags of the command  # noqa: PLR0913
+@taking(list(OPTIONS))
+def train(
     job: Annotated[str, typer.Argument(metavar="JOB", help="A file.py[:name] or module[:name].")],
-    plan: Annotated[Path | None, typer.Option(help="Train with this plan.")] = None,
-    schedule: Annotated[str | None, typer.Option(help=flags.SCHEDULE)] = None,
-    stages: Annotated[int | None, typer.Option(min=1, help="Stages of a pipeline.")] = None,
-    tensor: Annotated[int, typer.Option(min=1, help=flags.TENSOR)] = 1,
-    units: Annotated[str | None, typer.Option(metavar="block|N", help=flags.UNITS)] = None,
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="Total steps; default: the job's.")
-    ] = None,
-    ranks: Annotated[int | None, typer.Option(min=1, help="Total ranks; default: best.")] = None,
-    cluster: Annotated[
-        Path | None, typer.Option(help="The machines (TOML) it runs on; default: measured.")
-    ] = None,
-    out: Annotated[
-        str | None,
-        typer.Option(metavar="DIR|URL", help="Default: runs/NAME of the job's file."),
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Resume from the last checkpoint.")
-    ] = False,
-    weights: Annotated[
-        Path | None,
-        typer.Option("--from", metavar="FOLDER|F.safetensors", help="Begin with these weights."),
-    ] = None,
-    checkpoint_every: Annotated[
-        str | None, typer.Option(help="500 (steps), 30s, 10m or 2h; default: by --mtbf, else 100.")
-    ] = None,
-    keep: Annotated[
-        str, typer.Option(metavar="N[,every=N][,no-best]", help="Which checkpoints stay.")
-    ] = "2",
-    mtbf: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Mean time between failures, as 3h.")
-    ] = None,
-    offload: Annotated[str | None, typer.Option(help=flags.OFFLOAD)] = None,
-    memory: Annotated[str | None, typer.Option(help=flags.MEMORY)] = None,
-    post_validation: face.PostValidation = False,
-    rules: face.WithRules = None,
-    eager: Annotated[
-        bool, typer.Option("--eager", help="Without a plan: plain data parallelism.")
-    ] = False,
-    check: Annotated[
-        bool, typer.Option("--check/--no-check", help="Compare it with the plain loop first.")
-    ] = True,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Refuse what no plan can train, or what differs.")
-    ] = False,
-    trial: Annotated[
-        bool, typer.Option("--trial/--no-trial", help="Let the best plans run some steps first.")
-    ] = True,
-    elastic: Annotated[
-        bool, typer.Option("--elastic", help="Go on when ranks are lost, or others join.")
-    ] = False,
-    policy: Annotated[
-        Path | None,
-        typer.Option(metavar="TOML", help="Have the machines that this policy wants; --elastic."),
-    ] = None,
-    until_loss: Annotated[
-        float | None,
-        typer.Option(metavar="X", help="End at this loss; finds ranks and batch."),
-    ] = None,
-    objective: Annotated[
-        Literal["time", "cost"], typer.Option(help="To that loss with least of it.")
-    ] = "time",
-    audit: Annotated[
-        str,
-        typer.Option(metavar="N%[,stop|,warn]", help="Time to compare steps with the plain loop."),
-    ] = "1%",
-    forget_state: Annotated[
-        bool, typer.Option("--forget-state", help="Go on without state that is not saved.")
-    ] = False,
+    *,
+    sets: Sets = None,
+    file: File = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    **flags: object,
 ) -> None:
     """Train a job: examine, trace, measure, search for a plan, prove it, run it and report.
 
     Example: penstock train examples/gpt.py --out runs/gpt
     """
+    options = asked(flags, sets or (), file)
     with face.busy("loading PyTorch"):
-        from penstock.training import ask, view
-        from penstock.training.started import UNPLANNED, ranks_to_start, start_ranks
-        from penstock.training.train import train as train_job
+        from penstock.training import view
+        from penstock.training.train import Request
+        from penstock.training.train import trained as trained_as
 
-    alone = until_loss is not None
-    if (count := ranks_to_start(ranks, plan, cluster, alone=alone)) > 1:
-        ended = start_ranks(count, elastically=elastic)
-        if ended.code == UNPLANNED and (replicas := ended.replicas) > 1:
-            face.say(f"{ended.why}\ntraining {replicas} replicas without a plan instead")
-            ended = start_ranks(replicas, eagerly=True)
-        if ended.code != UNPLANNED:
-            raise typer.Exit(ended.code)
-        face.say(f"{ended.why}\nno plan can be made: training it on one device instead")
-        ranks = 1
+    count = _to_start(options)
+    if count > 1 and not _are_trained(count, elastically=bool(options.get("elastic"))):
+        options["ranks"] = 1
     with _over(as_json=as_json), face.only_results(), _as_rank():
-        trained = train_job(
-            job,
-            cluster=cluster,
-            plan=plan,
-            ranks=ranks,
-            stages=stages,
-            schedule=schedule,
-            tensor=tensor,
-            units=ask.units_asked(units),
-            offload=ask.offload_asked(offload),
-            memory=ask.memory_asked(memory),
-            post_validation=post_validation,
-            rules=rules or (),
-            num_steps=steps,
-            out=out,
-            resume=resume,
-            weights=weights,
-            checkpoint_every=checkpoint_every,
-            keep=keep,
-            mtbf=mtbf,
-            check=check,
-            strict=strict,
-            eager=eager,
-            trial=trial,
-            elastic=elastic,
-            policy=policy,
-            until_loss=until_loss,
-            objective=objective,
-            audit=audit,
-            forget_state=forget_state,
-        )
+        trained = trained_as(Request(job, options), view.TERMINAL)
     if trained is not None and as_json:
         face.show_json(json.loads(json.dumps(trained.summary)))
     elif trained is not None:
@@ -148,6 +50,37 @@ def train(  # long: the flags of the command  # noqa: PLR0913
         )
         message = f"the {until['by']} loss is {last} in the end, not {until['loss']:g}"
         raise RunError(message, hint="--steps N --resume goes on; or give another --until-loss")
+
+
+def _to_start(options: Options) -> int:
+    """Return how many processes train on the accelerators here; 1: this one, alone."""
+    from penstock.training.started import ranks_to_start
+
+    plan, cluster = (options.get(name) for name in ("plan", "cluster"))
+    alone = options.get("until_loss") is not None
+    return ranks_to_start(
+        options.get("ranks"),
+        plan and Path(str(plan)),
+        cluster and Path(str(cluster)),
+        alone=alone,
+    )
+
+
+def _are_trained(count: int, *, elastically: bool) -> bool:
+    """Start so many ranks; return False where no plan can be made and one device is left to try.
+
+    Raises:   typer.Exit: they have ended.
+    """
+    from penstock.training.started import UNPLANNED, start_ranks
+
+    ended = start_ranks(count, elastically=elastically)
+    if ended.code == UNPLANNED and (replicas := ended.replicas) > 1:
+        face.say(f"{ended.why}\ntraining {replicas} replicas without a plan instead")
+        ended = start_ranks(replicas, eagerly=True)
+    if ended.code != UNPLANNED:
+        raise typer.Exit(ended.code)
+    face.say(f"{ended.why}\nno plan can be made: training it on one device instead")
+    return False
 
 
 def _check_validated(summary: Mapping[str, object]) -> None:

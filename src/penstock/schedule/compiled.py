@@ -38,8 +38,7 @@ def kept(function: Function, **options: Any) -> Function:
 
 def is_kept(function: object) -> bool:
     """Return whether a function needs no compiling: its machine code is on disk, or it has none."""
-    cache: Any = getattr(function, "_cache", None)
-    file: Any = getattr(cache, "_cache_file", None)
+    file: Any = getattr(getattr(function, "_cache", None), "_cache_file", None)
     if not isinstance(function, Dispatcher):
         return True
     return file is not None and Path(file._index_path).exists()

@@ -1,0 +1,352 @@
+"""Options: what a run may be asked for, in one table.
+
+`ps.train` takes them as keywords, `penstock train` as flags, as `--set NAME=VALUE`, or from the
+table [train] of a TOML file; `penstock train --options-help` lists them.  Nothing here takes time
+to load.
+"""
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias, TypedDict, cast
+
+from penstock.errors import PlanError
+from penstock.files import read_bytes
+
+if TYPE_CHECKING:
+    from penstock.cluster.cluster import Cluster
+    from penstock.fleet.batch import Least
+    from penstock.plan.plan import Plan, Units
+    from penstock.program.passes.offload import Offloaded
+    from penstock.rules.rule import Rule
+    from penstock.schedule.recipe import AnySchedule
+
+Subject: TypeAlias = Literal["often", "plan", "trust", "begin and end", "machines that come and go"]
+Value: TypeAlias = bool | int | float | str
+_LIST = "`penstock train --options-help` lists the options"
+_VALUE = r" (?P<value>[0-9A-Z\"']\S*?)(?=[,;:.)]*(?:\s|$))"  # what follows a flag, and is no word
+_FLAG = re.compile(rf"--(?P<no>no-)?(?P<name>[a-z]+(?:-[a-z]+)*)(?:{_VALUE})?")
+
+
+class Spelling(NamedTuple):
+    """How one is written and read.
+
+    kind:     of its value, where text or a file says it.
+    flag:     its name on the command line, where that is not the option's own.
+    metavar:  what its value looks like.
+    least:    of a number.
+    words:    that it can be; none: any.
+    is_on:    whether it holds unless it is turned off, by `--no-check`, which `help` tells of.
+    """
+
+    subject: Subject
+    help: str
+    kind: type[Value] = str
+    flag: str = ""
+    metavar: str = ""
+    least: float | None = None
+    words: tuple[str, ...] = ()
+    is_on: bool = False
+
+
+class Options(TypedDict, total=False):
+    """What a run may be asked for; each is what its text says, and absent where nobody asks."""
+
+    num_steps: Annotated[
+        "int | None",
+        Spelling("often", "Steps in all; default: the job's.", int, flag="steps", least=1),
+    ]
+    ranks: Annotated[
+        "int | None", Spelling("often", "Total ranks; default: the best number.", int, least=1)
+    ]
+    cluster: Annotated[
+        "Cluster | Path | str | None",
+        Spelling("often", "The machines (TOML) it runs on; default: measured.", metavar="TOML"),
+    ]
+    plan: Annotated[
+        "Plan | Path | str | None",
+        Spelling("often", "Train with this plan; default: searched for.", metavar="FILE"),
+    ]
+    out: Annotated[
+        "Path | str | None",
+        Spelling("often", "Folder of the run; default: runs/NAME of the job.", metavar="DIR|URL"),
+    ]
+    resume: Annotated[bool, Spelling("often", "Resume from the last checkpoint.", bool)]
+    memory: Annotated[
+        "str | int | tuple[int, ...] | None",
+        Spelling(
+            "often",
+            "The most a rank may hold: 60MiB, or 60MiB,30MiB one by one.",
+            metavar="SIZE",
+        ),
+    ]
+    elastic: Annotated[bool, Spelling("often", "Go on when ranks are lost, or others join.", bool)]
+    schedule: Annotated[
+        "AnySchedule | str | None",
+        Spelling("plan", "A name from `penstock schedule`, or a file: text, JSON, torch's CSV."),
+    ]
+    stages: Annotated["int | None", Spelling("plan", "Stages of a pipeline.", int, least=1)]
+    tensor: Annotated[
+        int,
+        Spelling("plan", "Ranks that divide the ops of each stage among them.", int, least=1),
+    ]
+    units: Annotated[
+        "Units | None",
+        Spelling("plan", "One unit for each block, or N for each stage.", metavar="block|N"),
+    ]
+    offload: Annotated[
+        "Offloaded | None",
+        Spelling(
+            "plan",
+            "Keep in far memory what is not needed: state, activations, both, "
+            "weights (with state), all.",
+            metavar="WORD",
+        ),
+    ]
+    post_validation: Annotated[
+        bool,
+        Spelling("plan", "Update before the norm that clips is known.", bool),
+    ]
+    rules: Annotated[
+        "Sequence[Rule] | Path | str",
+        Spelling("plan", "Rules (TOML) that plans keep to.", flag="with", metavar="TOML"),
+    ]
+    trial: Annotated[
+        bool, Spelling("plan", "Do not let the best plans run some steps first.", bool, is_on=True)
+    ]
+    replan: Annotated[
+        bool,
+        Spelling("plan", "Do not plan again where what ranks take has moved.", bool, is_on=True),
+    ]
+    eager: Annotated[bool, Spelling("plan", "Without a plan: plain data parallelism.", bool)]
+    check: Annotated[
+        bool,
+        Spelling(
+            "trust", "Do not examine the job, nor compare it with the plain loop.", bool, is_on=True
+        ),
+    ]
+    strict: Annotated[
+        bool, Spelling("trust", "Refuse what no plan can train, or what differs.", bool)
+    ]
+    audit: Annotated[
+        str,
+        Spelling(
+            "trust",
+            "Time to compare steps with the plain loop; default: 1%.",
+            metavar="N%[,stop|,warn]",
+        ),
+    ]
+    forget_state: Annotated[
+        bool, Spelling("trust", "Go on without state that no checkpoint holds.", bool)
+    ]
+    weights: Annotated[
+        "Path | str | None",
+        Spelling(
+            "begin and end",
+            "Begin with these weights: a file or folder of safetensors.",
+            flag="from",
+            metavar="PATH",
+        ),
+    ]
+    checkpoint_every: Annotated[
+        "int | str | None",
+        Spelling(
+            "begin and end",
+            "500 (steps), 30s, 10m or 2h; default: by mtbf, else 100.",
+            metavar="N|TIME",
+        ),
+    ]
+    keep: Annotated[
+        str,
+        Spelling(
+            "begin and end",
+            "Which checkpoints stay; default: the 2 newest, and the best.",
+            metavar="N[,every=N][,no-best]",
+        ),
+    ]
+    mtbf: Annotated[
+        "str | None",
+        Spelling("begin and end", "Mean time between failures, as 3h.", metavar="TIME"),
+    ]
+    until_loss: Annotated[
+        "float | None",
+        Spelling("begin and end", "End at this loss; finds ranks and batch.", float, metavar="X"),
+    ]
+    objective: Annotated[
+        "Least",
+        Spelling(
+            "begin and end",
+            "To that loss with least of it; default: time.",
+            words=("time", "cost"),
+        ),
+    ]
+    policy: Annotated[
+        "Path | str | None",
+        Spelling(
+            "machines that come and go",
+            "Have the machines that this policy wants; with elastic.",
+            metavar="TOML",
+        ),
+    ]
+
+
+def _table() -> dict[str, Spelling]:
+    hints: dict[str, Any] = Options.__annotations__
+    return {name: hint.__metadata__[0] for name, hint in hints.items()}
+
+
+OPTIONS = _table()
+_BY_FLAG = {(option.flag or name): name for name, option in OPTIONS.items()}
+
+
+def flag_of(name: str) -> str:
+    """Return how the command line names an option: "--steps", "--no-check"."""
+    option = OPTIONS[name]
+    word = (option.flag or name).replace("_", "-")
+    return f"--no-{word}" if option.is_on else f"--{word}"
+
+
+def check_known(names: Sequence[str]) -> None:
+    """Raise where there is no such option.
+
+    Raises:   PlanError: with the nearest.
+    """
+    for name in names:
+        if name not in OPTIONS:
+            raise PlanError(f"there is no option {name}", hint=_near(name))
+
+
+def said(text: str) -> tuple[str, Value]:
+    """Return an option and its value, of a text such as "steps=200".
+
+    Raises:   PlanError: it says none.
+    """
+    name, sign, value = text.partition("=")
+    if not sign:
+        raise PlanError(f"--set {text} has no value", hint=f"write --set {name.strip()}=VALUE")
+    known = _named(name, "--set")
+    return known, valued(known, value.strip(), f"--set {name.strip()}")
+
+
+def options_in(path: Path) -> dict[str, Value]:
+    """Return what the table [train] of a TOML file asks for.
+
+    Raises:   PlanError: no such file, not TOML, no such table, or an option that is none.
+    """
+    content = read_bytes(path, PlanError, "options")
+    hint = "write [train], and below it lines such as steps = 200"
+    try:
+        document = tomllib.loads(content.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as problem:
+        raise PlanError(f"options {path}: not readable TOML: {problem}", hint=hint) from problem
+    table: object = document.get("train")
+    if not isinstance(table, dict):
+        raise PlanError(f"options {path}: there is no table [train] in it", hint=hint)
+    rows = cast("dict[str, object]", table).items()
+    named = [(_named(name, f"options {path}"), name, value) for name, value in rows]
+    return {known: valued(known, value, f"options {path}: {name}") for known, name, value in named}
+
+
+def _named(text: str, place: str) -> str:
+    """Return the option of that name, or of that flag.
+
+    Raises:   PlanError: there is none.
+    """
+    word = text.strip().removeprefix("--").replace("-", "_")
+    known = word if word in OPTIONS else _BY_FLAG.get(word)
+    if known is None:
+        raise PlanError(f"{place}: there is no option {text.strip()}", hint=_near(word))
+    return known
+
+
+def valued(name: str, value: object, place: str) -> Value:
+    """Return the value of an option, of a text or of what a file holds.
+
+    Raises:   PlanError: it can have no such value; with the `place` that says it.
+    """
+    option = OPTIONS[name]
+    try:
+        return _value(option, value)
+    except ValueError as problem:
+        message = f"{place} is {value!r:.60}, not {problem}"
+        raise PlanError(message, hint=f"{flag_of(name)}: {option.help}") from None
+
+
+def _value(option: Spelling, value: object) -> Value:
+    """Return a value as its kind.
+
+    Raises:   ValueError: it is none; with what it can be.
+    """
+    if option.kind is bool:
+        words = {"true": True, "yes": True, "false": False, "no": False}
+        made = words.get(str(value).lower())
+        if made is None:
+            raise ValueError("true or false")
+        return made
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError("a text or a number")
+    if option.kind is str:
+        if option.words and value not in option.words:
+            raise ValueError(" or ".join(option.words))
+        return str(value)
+    try:
+        number = option.kind(str(value))
+    except ValueError:
+        raise ValueError("a whole number" if option.kind is int else "a number") from None
+    if option.least is not None and float(number) < option.least:
+        raise ValueError(f"at least {option.least:g}")
+    return number
+
+
+def _near(name: str) -> str:
+    near = get_close_matches(name, [*OPTIONS, *_BY_FLAG], 1)
+    return f"did you mean {near[0]}? {_LIST}" if near else _LIST
+
+
+def listed(names: Sequence[str] = tuple(OPTIONS)) -> str:
+    """Return options by subject, as text: flag, and what it is."""
+    lines = ["Of `penstock train`, NAME = VALUE in the table [train] of --options FILE, too."]
+    width = max(len(_shown(name)) for name in names) + 2
+    for subject in dict.fromkeys(OPTIONS[name].subject for name in names):
+        lines += ["", f"{subject[0].upper()}{subject[1:]}:"]
+        rows = [name for name in names if OPTIONS[name].subject == subject]
+        lines += [f"  {_shown(name):{width}}{OPTIONS[name].help}" for name in rows]
+    return "\n".join(lines)
+
+
+def _shown(name: str) -> str:
+    option = OPTIONS[name]
+    if option.kind is bool:
+        return flag_of(name)
+    word = option.metavar or "|".join(option.words) or ("N" if option.kind is int else "TEXT")
+    return f"{flag_of(name)} {word}"
+
+
+def in_python(text: str) -> str:
+    """Return a message that names flags as one that names the keywords of `ps.train`.
+
+    What stands between backticks is a command, and stays.
+    """
+    parts = text.split("`")
+    parts[::2] = [_FLAG.sub(_keyword, part) for part in parts[::2]]
+    return "`".join(parts)
+
+
+def _keyword(flag: "re.Match[str]") -> str:
+    name = _BY_FLAG.get(flag["name"].replace("-", "_"))
+    if name is None:
+        return flag[0]
+    if OPTIONS[name].kind is bool:
+        return f"{name}={not flag['no']}" + (f" {flag['value']}" if flag["value"] else "")
+    return name if flag["value"] is None else f"{name}={flag['value']}"
+
+
+def asked(options: Mapping[str, object]) -> dict[str, Value]:
+    """Return what a run was asked for, as a file can hold it: without what is not plain."""
+    return {
+        name: value if isinstance(value, bool | int | float | str) else str(value)
+        for name, value in options.items()
+        if isinstance(value, bool | int | float | str | Path)
+    }
