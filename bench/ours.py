@@ -20,6 +20,7 @@ from penstock.plan.lower import lower_plan, stages_of
 from penstock.program.program import Compute, Program
 from penstock.runtime.calls import Bound
 from penstock.runtime.rank import Rank
+from penstock.runtime.rank_terms import RankTerms
 from penstock.runtime.transport import Transport
 from penstock.schedule import find
 from penstock.schedule.schedule import Action
@@ -88,7 +89,7 @@ def rank_of(
 def calls_of(ours: Ours, end: Transport, inside: Inside | None = None) -> tuple[Rank, list[Bound]]:
     """Return this rank, and the calls of a window; every rank calls it together."""
     make = function_of if inside is None else inside.function_of
-    rank = Rank(ours.capture, ours.stages, ours.job, end, make=make)
+    rank = Rank(ours.capture, ours.stages, ours.job, end, RankTerms(make=make))
     with nullcontext() if inside is None else inside.adding():
         calls = rank.bind(ours.program)
     end.barrier()

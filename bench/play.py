@@ -29,6 +29,7 @@ from penstock.job import Job
 from penstock.plan import Plan
 from penstock.plan.lower import lower_plan, stages_of
 from penstock.runtime.rank import Rank
+from penstock.runtime.rank_terms import RankTerms
 from penstock.runtime.transport import Transport
 
 
@@ -103,7 +104,7 @@ class _Side:
         program, stages = lower_plan(plan, captured.graph), stages_of(plan, captured.graph)
         self.end, self.step, self.ahead = end, 0, rounds.ahead
         make = partial(fused_function_of, folder=None) if plan.terms.compiled else function_of
-        self.rank = Rank(captured, stages, traced.job, end, make=make)
+        self.rank = Rank(captured, stages, traced.job, end, RankTerms(make=make))
         self.rank.expect(program)
         self.calls = self.rank.bind(program)
         end.barrier()

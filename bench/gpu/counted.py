@@ -12,6 +12,7 @@ from penstock.job import Job
 from penstock.plan import Plan
 from penstock.plan.lower import lower_plan, stages_of
 from penstock.runtime.rank import Rank
+from penstock.runtime.rank_terms import RankTerms
 from penstock.runtime.transport.threads import thread_transports
 
 _WAITS = ("StreamSynchronize", "DeviceSynchronize", "EventSynchronize")
@@ -21,8 +22,8 @@ def rank_of(job: Job, captured: Capture, plan: Plan) -> tuple[Rank, Callable[[],
     """Return a rank that runs a plan as a run does, looks at its numbers included, and its step."""
     (end,) = thread_transports(1)
     program, stages = lower_plan(plan, captured.graph), stages_of(plan, captured.graph)
-    rank, steps = Rank(captured, stages, job, end), itertools.count()
-    rank.is_guarded = True
+    terms, steps = RankTerms(is_guarded=True), itertools.count()
+    rank = Rank(captured, stages, job, end, terms)
     calls = rank.bind(program)
 
     def step() -> None:

@@ -55,6 +55,7 @@ from penstock.profile.estimate import estimated
 from penstock.profile.measure import measure
 from penstock.profile.roofline import CLASSES, works_of
 from penstock.runtime.rank import Rank
+from penstock.runtime.rank_terms import RankTerms
 from penstock.runtime.transport.threads import thread_transports
 from penstock.schedule.breadth_first import breadth_first
 from penstock.schedule.recipe import Recipe
@@ -103,7 +104,7 @@ def ours(job: Job, captured: Capture, plan: Plan) -> Step:
     (end,) = thread_transports(1)
     program, stages = lower_plan(plan, captured.graph), stages_of(plan, captured.graph)
     make = partial(fused_function_of, folder=None) if plan.terms.compiled else function_of
-    rank, steps = Rank(captured, stages, job, end, make=make), itertools.count()
+    rank, steps = Rank(captured, stages, job, end, RankTerms(make=make)), itertools.count()
     calls = rank.bind(program)
 
     def step() -> None:

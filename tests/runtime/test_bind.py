@@ -14,6 +14,7 @@ from penstock.plan.lower import lower_plan, stages_of
 from penstock.program.program import Reshard, Unshard
 from penstock.runtime.launch import run_threads
 from penstock.runtime.rank import Rank
+from penstock.runtime.rank_terms import RankTerms
 from penstock.runtime.transport.threads import thread_transports
 from penstock.runtime.worker import RankResult
 from penstock.schedule import find
@@ -32,7 +33,7 @@ def ranks_after(name, schedule, stages, micro_batches, *, num_windows=2, **optio
     ranks: list[Rank] = []
 
     def work(transport, report):
-        rank = Rank(made, cut_stages, job, transport, report=report)
+        rank = Rank(made, cut_stages, job, transport, RankTerms(report=report))
         calls = rank.bind(program)
         transport.barrier()
         with torch.no_grad():
@@ -200,7 +201,7 @@ def test_a_step_is_told_by_every_rank_and_its_loss_by_the_last():
 
     def work(transport, report):
         mine = lambda step: told.append((transport.rank, step.step, step.loss is None))  # noqa: E731
-        rank = Rank(made, stages, job, transport, report=mine)
+        rank = Rank(made, stages, job, transport, RankTerms(report=mine))
         calls = rank.bind(program)
         transport.barrier()
         with torch.no_grad():

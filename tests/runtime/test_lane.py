@@ -11,6 +11,7 @@ from penstock.program.program import Compute, Reduce, Update
 from penstock.runtime.lane import Begun, Lane
 from penstock.runtime.launch import run_threads
 from penstock.runtime.rank import Rank
+from penstock.runtime.rank_terms import RankTerms
 from penstock.runtime.worker import RankResult
 from tests.parity.models import captured, job_of, plan_of
 
@@ -57,7 +58,7 @@ def test_a_sum_runs_beside_the_next_backward_and_the_update_waits_for_it(schedul
     seen: list[str] = []
 
     def work(transport, report):
-        rank = Rank(made, cut, job, transport, report=report)
+        rank = Rank(made, cut, job, transport, RankTerms(report=report))
         computed, waited, all_reduce = threading.Event(), threading.Event(), transport.all_reduce
         me = threading.get_ident()
 
@@ -102,7 +103,7 @@ def test_sums_are_waited_for_before_the_update_that_needs_them():
     orders: list[list[str]] = []
 
     def work(transport, report):
-        rank = Rank(made, cut, job, transport, report=report)
+        rank = Rank(made, cut, job, transport, RankTerms(report=report))
         bound = rank.bind(program)
         orders.append([each.lane for each in bound if each.lane in ("begin", "update")])
         waits = [at for at, each in enumerate(bound) if each.lane == "collective"]

@@ -355,9 +355,9 @@ class RunMember:
         transport = self._transport = self.outside.join(view, position, partial(self._check, view))
         transport.connect(task.groups)
         self._check(view)
-        rank = worker.rank_of(task, transport, self._heard)
-        rank.is_guarded = rank.tells_all = True
-        rank.commit = vote = self._vote = Vote(rank, partial(self._wishes, view, task))
+        rank = worker.rank_of(task, transport, self._heard, tells_all=True)
+        vote = self._vote = Vote(rank, partial(self._wishes, view, task))
+        rank.commits_by(vote)
         bound, program = _bound(rank, task), task.windows.programs[0]
         came = self._load(view, rank)
         guard, more = self._guarded(rank, program, view.step)
@@ -404,7 +404,7 @@ class RunMember:
             return None, 0
         guard = Guard(rank, program)
         came = guard.begin(step)
-        rank.guard, rank.guarded_bytes = guard.exchange, guard.size_bytes
+        rank.gives_by(guard.exchange, guard.size_bytes)
         return guard, came
 
     def _saving(

@@ -65,7 +65,7 @@ class GenerationSteps:
         if task.audits is not None:
             part = partial(worker.state_of, rank)
             self.watch.keeper = keeper_of(rank, task.audits, part, attempt)
-        rank.guard = self.watch.meter.inside(rank.guard)
+        rank.gives_by(self.watch.meter.inside(rank.guard), rank.guarded_bytes)
         written = rank.capture.graph.written
         self.buffers = [
             value for w in rank.weights.values() for n, value in w.buffers.items() if n in written

@@ -200,13 +200,7 @@ def keeper_of(
 
     held = partial(held_digests, rank)
     keeper = StepKeeper(audits, rank.transport, part, watched, held, attempt)
-    report = rank.report
-
-    def reported(result: StepResult) -> None:
-        keeper.hear(result)
-        report(result)
-
-    rank.report = reported
+    rank.tells_also(keeper.hear)
     return keeper
 
 

@@ -117,8 +117,7 @@ def work_eagerly(task: EagerTask, transport: Transport, report: Report) -> RankR
     Raises:   JobError: no trainable parameter, or no optimizer.  RunError: the data ended.
     """
     keep_freed_memory()
-    rank = EagerRank(task, transport)
-    rank.is_guarded = True
+    rank = EagerRank(task, transport, is_guarded=True)
     transport.barrier()
     meter = Meter(transport)
     with (
@@ -246,7 +245,7 @@ def _trained(task: EagerTask) -> nn.Module:
 class EagerRank:
     """One replica: the module, its optimizer and its place in the data."""
 
-    def __init__(self, task: EagerTask, transport: Transport) -> None:
+    def __init__(self, task: EagerTask, transport: Transport, *, is_guarded: bool = False) -> None:
         self.job, self.transport, self.rank = task.job, transport, transport.rank
         self.chance, self.forgets, self.beside = chance(), task.forgets, task.beside
         self.alone = transport.num_ranks == 1 or task.job.buffers == "per replica"
@@ -272,7 +271,7 @@ class EagerRank:
         self.batch: Any = None
         self.losses: list[float] = []
         self.figures: defaultdict[str, list[float]] = defaultdict(list)
-        self.is_guarded = False  # whether a loss or norm that is not finite ends the run
+        self.is_guarded = is_guarded  # whether a loss or norm that is not finite ends the run
         self.calls, self.marks = self._bind(), list[float]()
         if task.resume is not None:
             self._load(checkpoint.load(task.resume), task.first_step)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from penstock.batches.reads import started
 from penstock.errors import JobError, RunError
+from penstock.graph.code import function_of
 from penstock.graph.precision import computed_in
 from penstock.graph.stages import Stages
 from penstock.graph.trace import OUTPUT, Capture, ModelOutput, is_output, on_device
@@ -27,6 +28,7 @@ from penstock.program.program import Program
 from penstock.runtime.emulate import sleeping
 from penstock.runtime.launch import Launcher
 from penstock.runtime.rank import Rank
+from penstock.runtime.rank_terms import RankTerms
 from penstock.runtime.run import Steps
 from penstock.runtime.transport.transport import Transport
 from penstock.runtime.worker import RankResult, Report
@@ -137,11 +139,9 @@ def stream(what: BatchStream, launcher: Launcher) -> Inferred:
 
 def _work(what: BatchStream, transport: Transport, report: Report) -> RankResult:
     """Run the stream as one rank; return when each batch was done on this one."""
-    job, make = what.job, None
+    job, make = what.job, function_of
     if what.sleeps:
         job, make = sleeping(job, what.sleeps[transport.rank])
-    own = what.capture, what.stages, job, transport
-    rank = Rank(*own, report=report) if make is None else Rank(*own, make=make, report=report)
     done_s: list[float] = []
 
     def put(number: int, found: dict[str, Tensor]) -> None:
@@ -150,7 +150,8 @@ def _work(what: BatchStream, transport: Transport, report: Report) -> RankResult
             save_file(plain, file_of(what.folder, number))
         done_s.append(time.perf_counter())
 
-    rank.put_outputs = put
+    terms = RankTerms(make=make, report=report, put_outputs=put)
+    rank = Rank(what.capture, what.stages, job, transport, terms)
     rank.expect(what.program)
     calls = rank.bind(what.program)
     transport.barrier()

@@ -31,8 +31,8 @@ class NoiseMeter:
     every:    of how many steps one is
     """
 
-    def __init__(self) -> None:
-        self.every = EVERY
+    def __init__(self, every: int = EVERY) -> None:
+        self.every = every
         self.is_due, self.is_on, self._never = False, False, False
         self.count, self.scale = 1, 1.0
         self._small: list[Tensor] = []

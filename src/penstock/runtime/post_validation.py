@@ -61,7 +61,7 @@ class Validation:
         self.is_clipped = self.rank.expects_clipping
         if self.is_clipped:
             self.exchange.tell(self.norm.own())
-            self.rank.expects_clipping = self.norm.clip(self.exchange.learn(), self._number())
+            self.rank.expect_clipping(self.norm.clip(self.exchange.learn(), self._number()))
         for weights in self.updated:
             weights.may_undo(not self.is_clipped)
 
@@ -76,8 +76,7 @@ class Validation:
 
     def _decide(self, number: int) -> bool:
         """Learn the norm of a step of the run; update again if it clips; return whether it does."""
-        clips = self.norm.clip(self.exchange.learn(), number)
-        self.rank.expects_clipping = clips
+        clips = self.rank.expect_clipping(self.norm.clip(self.exchange.learn(), number))
         for weights in self.updated if clips else ():
             weights.update_again()
         return clips

@@ -18,7 +18,7 @@ from penstock.batches.reads import ReadNumbers
 from penstock.bits import AS_IT_IS
 from penstock.device import here, of
 from penstock.errors import RunError
-from penstock.graph.code import Function, function_of, micro_batch_seed
+from penstock.graph.code import Function, micro_batch_seed
 from penstock.graph.joint import Joint, joint_of
 from penstock.graph.memory import moved
 from penstock.graph.merge import number_of
@@ -32,7 +32,7 @@ from penstock.runtime.calls import Bound as Bound
 from penstock.runtime.calls import Call
 from penstock.runtime.calls import Progress as Progress
 from penstock.runtime.calls import StepResult as StepResult
-from penstock.runtime.carried import Carried, Carries
+from penstock.runtime.carried import Carried
 from penstock.runtime.checkpoint import Checkpoint, putting_back
 from penstock.runtime.copies import FarFrames
 from penstock.runtime.finite import check_loss, refuse_norm
@@ -42,6 +42,7 @@ from penstock.runtime.named import take_named
 from penstock.runtime.noise import NoiseMeter
 from penstock.runtime.optimizer import optimizers_of
 from penstock.runtime.packing import Packing, packing_of
+from penstock.runtime.rank_terms import RankTerms
 from penstock.runtime.reader import Reader, ReadOrder
 from penstock.runtime.shards import Sharers, StageShard
 from penstock.runtime.transport.transport import Post, Send, Transport, Wait
@@ -49,8 +50,6 @@ from penstock.runtime.weights import StageWeights
 from penstock.schedule.grid import Grid
 from penstock.schedule.orders import B
 from penstock.timeline.spans import LANES, Span
-
-FunctionKey = tuple[int, SegmentKind, bool]  # stage, kind, and whether it asks for parameters
 
 
 def _give_nothing(reduce: Reduce) -> None:
@@ -67,38 +66,30 @@ class Rank:
     batches:   leaves of micro-batches that a later call reads; empty between windows.
     unsettled: what is left to do about the last update; see `settle`.
     read:      leaves of the micro-batches that were read since then.
-    is_guarded: whether a loss or norm that is not finite ends the run.
     expects_clipping: whether the last gradients were clipped, where updates are validated.
-    tells_all: whether every rank reports validations, and not only the first.
-    report:    called with every finished step.
     guard:     called where each rank gives another what it alone has of a step.
     guarded_bytes: returns the bytes that are held for another rank.
     commit:    called where a step counts only once all ranks have come to its end.
-    put_outputs: called with what the model returns for a micro-batch, where that is asked for.
     loss_scale: where the loss is scaled.
     carried:   of each stage whose buffers other ranks change too.
-    functions: of segments, those that were made; a rank that comes after it may have the same.
-    moments:   where marks of the device are put between calls, as the clock's; None: nowhere.
-    first_edge: number by which the transport knows edge 0; plans before had those below.
     """
 
     guard: Callable[[Reduce], None] = staticmethod(_give_nothing)
     guarded_bytes: Callable[[], int] = int
-    moments: list[Any] | None = None
 
-    def __init__(  # noqa: PLR0913 - what a rank is made of
+    def __init__(
         self,
         capture: Capture,
         stages: Stages,
         job: Job,
         transport: Transport,
-        *,
-        make: Callable[..., Function] = function_of,
-        carries: Carries | None = None,
-        report: Callable[[StepResult], None] = lambda result: None,
+        terms: RankTerms | None = None,
     ) -> None:
         self.capture, self.stages, self.job, self.transport = capture, stages, job, transport
-        self.make, self.report, self.carries = make, report, carries or {}
+        terms = terms or RankTerms()
+        self.make, self.report, self.carries = terms.make, terms.report, terms.carries
+        self.is_guarded, self.tells_all = terms.is_guarded, terms.tells_all
+        self.put_outputs, self.functions = terms.put_outputs, terms.functions
         self.rank, self.device = transport.rank, here().place
         self.grid = Grid(transport.num_ranks, (1,))  # until a program is bound
         self.weights: dict[int, StageWeights] = {}
@@ -108,24 +99,23 @@ class Rank:
         self.outbox: dict[tuple[int, int], list[Tensor]] = {}
         self.batches: dict[int, list[Any]] = {}
         self.progress = Progress()
-        self.is_guarded = self.expects_clipping = self.tells_all = False
+        self.expects_clipping = False
         self.unsettled: list[Callable[[], bool]] = []
         self.read: dict[int, list[Any]] = {}
         self.loss_scale = LossScale() if job.scales_loss else None
         self.lane, self.commit = Lane(), self._commit  # of its sums; see above
-        self.put_outputs: Callable[[int, dict[str, Tensor]], None] = lambda number, found: None
         self._bits: tuple[int, ...] = ()  # of a number in messages of each edge
         self.copy_lanes = Lane(), Lane()  # to far memory, and back
         self.sharded = self.far = frozenset[int]()  # as the program says, and so:
         self.parts = tuple[int, ...]()
         self._ahead: dict[tuple[int, int, int], int] = {}  # by edge, sender and receiver
-        self._group, self.first_edge = 1, 0  # micro-batches of a message of a B edge
+        self._moments: list[Any] | None = None
+        self._group, self.first_edge = 1, terms.first_edge  # micro-batches of a message of a B edge
         self._joints: dict[tuple[int, int, bool], tuple[Joint, Function, Function]] = {}
-        self.functions: dict[FunctionKey, Function] = {}
         self._senders: dict[tuple[int, int], Send] = {}
         self._receivers: dict[tuple[int, int], tuple[Post | None, Wait]] = {}
         self._far: dict[int, FarFrames] = {}
-        self._reader, self.noise = Reader(job, self.device), NoiseMeter()
+        self._reader, self.noise = Reader(job, self.device), NoiseMeter(terms.noise_every)
 
     @property
     def replica(self) -> int:
@@ -136,6 +126,38 @@ class Rank:
     def peers(self) -> tuple[int, ...]:
         """Return the ranks of this replica, itself included."""
         return tuple(self.grid.ranks_of(self.replica))
+
+    # -- whom it works with ------------------------------------------------------------------
+
+    def commits_by(self, commit: Callable[[Reduce], None]) -> None:
+        """Call `commit` where a step counts only once all ranks have come to its end."""
+        self.commit = commit
+
+    def gives_by(self, give: Callable[[Reduce], None], held_bytes: Callable[[], int]) -> None:
+        """Call `give` where another rank gets what this one alone has of a step.
+
+        held_bytes:  returns the bytes that are held here for another rank.
+        """
+        self.guard, self.guarded_bytes = give, held_bytes
+
+    def tells_also(self, hear: Callable[[StepResult], None]) -> None:
+        """Call `hear` with every finished step, before it is reported."""
+        report = self.report
+
+        def reported(result: StepResult) -> None:
+            hear(result)
+            report(result)
+
+        self.report = reported
+
+    def marks_into(self, moments: list[Any] | None) -> None:
+        """Put marks of the device here between calls, as the clock's; None: nowhere."""
+        self._moments = moments
+
+    def expect_clipping(self, clips: bool) -> bool:
+        """Note whether the last gradients were clipped, where updates are validated; return it."""
+        self.expects_clipping = clips
+        return clips
 
     # -- one window --------------------------------------------------------------------------
 
@@ -186,8 +208,8 @@ class Rank:
         marks = [clock()]
         mark = marks.append
         self.progress.last_update_s = marks[0]
-        if self.moments is not None:
-            calls = self._marking(calls, self.moments)
+        if self._moments is not None:
+            calls = self._marking(calls, self._moments)
         for call in [bound.call for bound in calls]:  # 9 in docs/architecture.md
             call()
             mark(clock())

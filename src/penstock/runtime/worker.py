@@ -48,7 +48,8 @@ from penstock.runtime.lane import Begun, Queued
 from penstock.runtime.left_steps import leaving_steps
 from penstock.runtime.meter import Meter
 from penstock.runtime.named import put_named
-from penstock.runtime.rank import FunctionKey, Rank
+from penstock.runtime.rank import Rank
+from penstock.runtime.rank_terms import FunctionKey, RankTerms
 from penstock.runtime.sampler import Sampler, Samples
 from penstock.runtime.saver import SavePolicy, Saver, Saves, State, saving
 from penstock.runtime.saver import save as save
@@ -265,7 +266,6 @@ def _worked(
     """
     bring_back(task.capture.model)
     rank = rank_of(task, transport, partial(_reported, report, task.joined))
-    rank.is_guarded = True
     keeper = None
     if task.audits is not None:
         keeper = keeper_of(rank, task.audits, partial(_settled, rank))
@@ -390,19 +390,23 @@ def held_tensors(rank: Rank) -> Mapping[str, Tensor]:
     return {key: value for state in held for key, value in state if key.startswith(kinds)}
 
 
-def rank_of(task: Task, transport: Transport, report: Report) -> Rank:
-    rank = Rank(
-        own_capture(task.capture, task.windows.programs[0], transport.rank),
-        task.stages,
-        task.job,
-        transport,
+def rank_of(task: Task, transport: Transport, report: Report, *, tells_all: bool = False) -> Rank:
+    """Return the rank of a run, which ends at a loss that is not finite.
+
+    tells_all:  whether every rank reports validations.
+    """
+    terms = RankTerms(
         make=task.make,
+        functions=task.functions,
         carries=task.carries,
         report=report,
+        tells_all=tells_all,
+        is_guarded=True,
+        first_edge=task.first_edge,
+        noise_every=task.noise_every,
     )
-    rank.first_edge, rank.functions = task.first_edge, task.functions
-    rank.noise.every = task.noise_every
-    return rank
+    capture = own_capture(task.capture, task.windows.programs[0], transport.rank)
+    return Rank(capture, task.stages, task.job, transport, terms)
 
 
 def run_once(task: Task) -> set[int]:
@@ -654,8 +658,9 @@ class WindowRunner:
 
     def _run(self, calls: list[Bound], window: Window) -> list[float]:
         """Run a window, keep what it showed, and return its marks."""
-        if self.clock is not None and len(self.kept) < MARKED:
-            self.rank.moments = []
+        is_marked = self.clock is not None and len(self.kept) < MARKED
+        moments: list[Any] | None = [] if is_marked else None
+        self.rank.marks_into(moments)
         if window.is_profiled:
             device = of(self.rank.device)
             before = 0 if device.is_cpu else device.reset_peak()
@@ -666,7 +671,7 @@ class WindowRunner:
             self.peak_bytes = 0 if device.is_cpu else held + device.peak_bytes - before
         else:
             marks = self.rank.run(calls, window.first_step)
-        moments, self.rank.moments = self.rank.moments, None
+        self.rank.marks_into(None)
         if window.is_profiled and self.kept:  # another one is typical
             return marks
         if self.clock is None or moments is not None:

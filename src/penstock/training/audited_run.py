@@ -90,19 +90,19 @@ def audited(
     if _changes_much(session):
         why = "what its steps are follows the ranks that are there"
     if why := why or why_not(case, session.audit, session.folder, basis):
-        session.audited = Audited(left_out=why, back=session.audited.back)
+        session.was_audited(Audited(left_out=why))
         yield
         return
     case = replace(case, forgets=partial(forgets, case.job, session.key))
     keep_audited(session.folder / "checkpoints", first_step)
-    with auditing(case, session.folder, board, session.audit, basis) as session.auditor:
+    with auditing(case, session.folder, board, session.audit, basis) as auditor:
+        session.audited_by(auditor)
         try:
             yield
             with session.listener.busy("auditing the last step"):
-                found = session.auditor.finish()
-                session.audited = replace(found, back=session.audited.back)
+                session.was_audited(auditor.finish())
         finally:
-            session.auditor = None
+            session.audited_by(None)
 
 
 @contextmanager
@@ -136,7 +136,7 @@ def eagerly_audited(
     from penstock.training.prove import owners_of_replicas
 
     if ranks == 1:
-        session.audited = Audited(left_out=ALONE, back=session.audited.back)
+        session.was_audited(Audited(left_out=ALONE))
         yield
         return
     parameters = dict(build_model(session.author).named_parameters())
@@ -222,8 +222,7 @@ def go_on(
     Raises:   DiffersError: that is not wanted, or nobody knows how to go on.
     """
     (step, place), why = problem.back, problem.audit.problem
-    own = session.audited
-    session.audited = Audited(cpu_s=own.cpu_s, back=(*own.back, problem.audit))
+    session.was_audited(Audited(cpu_s=session.audited.cpu_s, back=(problem.audit,)))
     if session.audit.otherwise == "stop" or session.care.strict:
         raise problem
     if choice is not None and choice.plan.terms.compiled:

@@ -70,7 +70,7 @@ def _gone_back(
     is_whole = not lost and _has_own_batch(session)
     if not is_whole and first[1] is not None:
         raise problem
-    session.audited = Audited(cpu_s=session.audited.cpu_s, back=session.audited.back)
+    session.was_audited(Audited(cpu_s=session.audited.cpu_s))
     session.listener.say(problem.message)
     step, place = newest(session, first) if is_whole else (0, None)
     if place is None:

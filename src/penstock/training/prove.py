@@ -37,6 +37,7 @@ from penstock.runtime.collects import own_capture
 from penstock.runtime.eager import EagerRank, EagerTask
 from penstock.runtime.launch import Launcher, run_threads
 from penstock.runtime.rank import Rank
+from penstock.runtime.rank_terms import RankTerms
 from penstock.runtime.rounded_sums import owners_of
 from penstock.runtime.run import Steps
 from penstock.runtime.transport.transport import Transport
@@ -250,7 +251,7 @@ def _work(
     (program,) = task.windows.programs
     capture = own_capture(task.capture, program, transport.rank)
     own = capture, task.stages, task.job, transport
-    rank = Rank(*own, make=task.make, carries=task.carries, report=report)
+    rank = Rank(*own, RankTerms(make=task.make, carries=task.carries, report=report))
     rank.expect(program)
     calls = rank.bind(program)
     if task.resume is not None:

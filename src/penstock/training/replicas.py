@@ -55,9 +55,9 @@ def train_replicas(
     check_memory(session.job, session.fixed.memory, count, why)
     if session.care.check:
         agree_on_data(rendezvous, session.author, begin[0] * session.author.micro_batches)
-        session.checked = _proved(session, rendezvous, found, begin, launch)
+        session.was_checked(_proved(session, rendezvous, found, begin, launch))
     else:
-        session.checked = NO_CHECK
+        session.was_checked(NO_CHECK)
     board, steps = StoreBoard(under(rendezvous.store, "board")), range(begin[0], session.num_steps)
     launch = partial(launch, steps=steps, awaits=session.awaits)
     own, leads = Replicas(found, count, *begin), rendezvous.rank == 0

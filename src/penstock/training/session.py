@@ -187,6 +187,40 @@ class Session:
         """Return the listener of the session."""
         return self.there.listener
 
+    # -- what it learns from those who lead it ----------------------------------------------------
+
+    def needs_plan(self) -> None:
+        """Be a run that is not started where no plan can train it."""
+        self.care = self.care._replace(strict=True, trial=False)
+
+    def among(self, ranks: int) -> None:
+        """Be a run of so many ranks that are there."""
+        self.fixed = replace(self.fixed, ranks=ranks)
+
+    def knows(self, found: "Examined | None") -> None:
+        """Note what the job is found to be; None: another rank knows."""
+        self.found = found
+
+    def may_replan_by(self, basis: SearchBasis | None) -> None:
+        """Note by what a plan can be made again; None: it cannot."""
+        self.basis = basis
+
+    def runs_on(self, there: Machines) -> None:
+        """Note the machines that were found."""
+        self.there = there
+
+    def was_checked(self, words: str) -> None:
+        """Note how its first steps compare with the plain loop's, in words."""
+        self.checked = words
+
+    def was_audited(self, audited: Audited) -> None:
+        """Note what the audits have found, besides the steps that were taken back before."""
+        self.audited = replace(audited, back=(*self.audited.back, *audited.back))
+
+    def audited_by(self, auditor: "Auditor | None") -> None:
+        """Note who audits what runs now; None: nobody does any more."""
+        self.auditor = auditor
+
     def mirrored(self) -> AbstractContextManager[None]:
         """Keep the folder at its URL while it is trained."""
         return mirroring(self.mirror, self.folder, self.keep, self.listener, resume=self.resume)

@@ -12,7 +12,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -117,16 +117,17 @@ def _train(session: "Session", rendezvous: "Rendezvous") -> "Trained | None":
 
     rank, world = rendezvous.rank, rendezvous.num_ranks
     # what no plan can train is not started so
-    session.care = session.care._replace(strict=True, trial=False)
+    session.needs_plan()
     agree(rendezvous, "the start", start_facts(session.job, session.asked()))
     first_step, checkpoint = session.start()
     _check_start(rendezvous, first_step, session.folder)
-    session.found = found = session.examine(checkpoint) if rank == 0 else None
+    found = session.examine(checkpoint) if rank == 0 else None
+    session.knows(found)
     _check_ranks(session.given_plan, world)
     captured = _traced_alike(session, rendezvous, first_step)
     if found is not None and found.failed:
         raise JobError(found.failed, hint="does it run without Penstock?")
-    session.fixed = replace(session.fixed, ranks=world)
+    session.among(world)
     cluster = session.there.cluster or _found(rendezvous, session.listener)
     begin = first_step, checkpoint
     about = session, rendezvous, captured, begin, cluster
@@ -213,7 +214,7 @@ def _settled(start: _Outset) -> "tuple[Choice, Launch]":
         return choice, launch
     session, apart = start.session, None
     if session.found is None:
-        session.basis = None  # rank 0 tries another plan
+        session.may_replan_by(None)  # rank 0 tries another plan
     else:
         apart = unjoined_choice(session, choice, session.found, checked.problem)
         checked.check(strict=apart is None)
@@ -237,7 +238,7 @@ def _tried(start: _Outset, choice: Choice | None, number: int) -> "tuple[Choice,
         _serve(start)
         plan = Plan.from_text(rendezvous.take(_PLAN.format(number)))
         choice = Choice(*for_plan(session.job, plan, captured, session.listener), plan)
-    session.basis = _shared_basis(session, choice, captured)
+    session.may_replan_by(_shared_basis(session, choice, captured))
     _check_ranks(choice.plan, rendezvous.num_ranks)
     windows = session.windows(choice, begin[0])
     agree(rendezvous, f"program {number}", run_facts(choice, windows))
@@ -280,7 +281,7 @@ def _prove(start: _Outset, choice: Choice, launch: "Callable[..., list[RankResul
         care = session.care._replace(strict=choice.plan.terms.joined == 1)
         steps = range(begin[0], session.num_steps)
         checked = proved(planned, session.text, steps, care, prove, session.listener)
-        session.checked = checked.words
+        session.was_checked(checked.words)
         if not rendezvous.is_told(asks):  # it was proved before
             rendezvous.put(asks, "[]")
         rendezvous.put(ends, json.dumps(tuple(checked)))
@@ -356,7 +357,7 @@ def _led(start: _Outset, found: "Examined") -> Choice:
     session, rendezvous, captured, (_, checkpoint), cluster, numbers = start
     session.compare(found, captured, checkpoint)
     profile = partial(_profiled, rendezvous, numbers, session.job)
-    session.there = Machines(cluster, profile, session.listener)
+    session.runs_on(Machines(cluster, profile, session.listener))
     session.set_aside()
     return session.choose(captured, checkpoint, found.settled(captured))
 

@@ -42,7 +42,7 @@ def unjoined_choice(
     profiles = next(way.profiles for way in ways if way.is_of(apart.plan))
     save(session.folder, apart.captured, apart.plan, profiles, cluster)
     if session.basis is not None:  # a plan that is made again joins none either
-        session.basis = session.basis._replace(ways=tuple(ways))
+        session.may_replan_by(session.basis._replace(ways=tuple(ways)))
     session.listener.say("training by a plan that joins no micro-batches")
     return apart
 
