@@ -1,0 +1,42 @@
+"""Ops of a stage divided among ranks, on the command line: checked, trained, resumed, refused."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from penstock.plan import Plan
+from tests.cli.conftest import MLP, Call
+
+JOB = f"{MLP}:adam"
+ALL = "--no-trial", "--audit", "0"
+
+
+def test_a_divided_step_equals_the_plain_one(call: Call) -> None:
+    done = call("check", JOB, "--stages", 1, "--tensor", 2)
+    assert done.code == 0
+    assert "ok" in done.out
+
+
+def test_a_divided_run_goes_on_whole_and_a_whole_one_divided(call: Call, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    divided, whole = ("--ranks", 2, "--tensor", 2), ("--ranks", 1)
+    for steps, ways in ((2, divided), (4, whole), (6, divided)):
+        done = call("train", JOB, "--steps", steps, *ways, *ALL, "--out", out, "--resume")
+        assert done.code == 0, done.err
+        assert Plan.load(out / "plan.json").place.tensor == (2 if ways is divided else 1)
+    assert call("train", JOB, "--steps", 6, *whole, *ALL, "--out", tmp_path / "alone").code == 0
+    for there in (out, tmp_path / "alone"):
+        assert call("export", there, "--to", f"{there}.safetensors", "--yes").code == 0
+    made, alone = (load_file(f"{there}.safetensors") for there in (out, tmp_path / "alone"))
+    assert made.keys() == alone.keys()
+    for name, weight in alone.items():
+        torch.testing.assert_close(made[name], weight, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("more", [("--offload", "all"), ("--elastic",), ("--units", "block")])
+def test_what_no_divided_plan_has_is_refused_at_once(call: Call, more: tuple[str, ...]) -> None:
+    error, hint = call("train", JOB, "--ranks", 2, "--tensor", 2, *more).refusal(2)
+    assert error == f"--tensor 2 divides the ops of stages, and no such plan has {more[0]}"
+    assert hint == f"leave out --tensor, or {more[0]}"
