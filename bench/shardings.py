@@ -37,7 +37,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,6 +50,7 @@ from bench.network import Place, can_throttle, line
 from bench.play import Block, Played, Rounds, Traced, play
 from penstock.cli import face
 from penstock.cluster import Cluster
+from penstock.graph.graph import Graph
 from penstock.graph.split import split
 from penstock.graph.trace import Capture, capture
 from penstock.job import Job
@@ -160,7 +160,6 @@ def ways_of(captured: Capture) -> dict[str, Spread]:
     largest = max(names, key=lambda name: _rows(captured, name))
     quarters = split(captured, {largest: 4})
     top = next(at for at, point in enumerate(graph.cut_points) if "top" in point.name)
-    staged = partial(plan_by_hand, graph, schedule="one_f_one_b", num_micro_batches=MICRO_BATCHES)
     return {
         "replicate": Spread(_replicas(captured), captured),
         "shard": Spread(_divided(captured, "shard", _tables_at(captured)), captured),
@@ -168,9 +167,13 @@ def ways_of(captured: Capture) -> dict[str, Spread]:
         "shard all": Spread(_divided(captured, "shard", lambda stage: True), captured),
         "slices": Spread(_divided(halves, "shard", _tables_at(halves)), halves),
         "largest": Spread(_divided(quarters, "shard", _slices_at(quarters)), quarters),
-        "tables | rest": Spread(staged([0]), captured),
-        "half | half": Spread(staged([top]), captured),
+        "tables | rest": Spread(_staged(graph, 0), captured),
+        "half | half": Spread(_staged(graph, top), captured),
     }
+
+
+def _staged(graph: Graph, cut: int) -> Plan:
+    return plan_by_hand(graph, [cut], "one_f_one_b", num_micro_batches=MICRO_BATCHES)
 
 
 def _replicas(captured: Capture) -> Plan:

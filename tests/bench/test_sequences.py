@@ -191,7 +191,7 @@ def test_a_run_that_was_stopped_has_the_bits_of_one_by_the_same_plan(
         def train(self, words: list[str]) -> int:
             code = super().train(words)
             if is_planned and "--plan" not in words:
-                plan = {"schedule": "gpipe", "replicas": 1, "cuts": []}
+                plan = {"schedule": "gpipe", "place": {"replicas": 1}, "stages": [{}]}
                 (Path(words[words.index("--out") + 1]) / "plan.json").write_text(json.dumps(plan))
             return code
 

@@ -325,7 +325,11 @@ def test_a_cell_of_another_value_is_told_or_does_no_harm(data, tmp_path_factory)
 def test_what_is_wrong_is_named(run: Path, tmp_path: Path) -> None:
     """With the field, what stands there and what should."""
     said = {
-        "plan.json": ((("replicas",), "two"), Plan.load, "replicas is 'two', not a whole number"),
+        "plan.json": (
+            (("place", "replicas"), "two"),
+            Plan.load,
+            "place.replicas is 'two', not a whole number",
+        ),
         "graph.json": ((("nodes", 3, 4), "4"), Graph.load, "nodes[3].shape is '4', not a list"),
         "profile.json": ((("op_s", 2), None), load_profiles, "op_s[2] is None, not a number"),
         "predicted.trace.json": (
