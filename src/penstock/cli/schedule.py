@@ -244,7 +244,7 @@ def _one(made: Schedule, asked: AnySchedule | None, *, as_json: bool) -> None:
     with face.busy("counting"):
         idle_s, held, share = bubble(made), peak_activations(made), bubble_fraction(made)
         alive, lives = versions(made).alive, made.stage_ranks
-        steady, each_s = _long_run(made, own)
+        each_s, steady = _long_run(made, own)
     rows = [
         (rank, f"{idle_s[rank]:g} s", held[rank], max(_of_rank(rank, alive, lives), default=0))
         for rank in range(made.num_ranks)
