@@ -619,7 +619,7 @@ def test_a_run_that_is_to_stop_ends_where_a_step_differs(tmp_path, monkeypatch):
     options = {"ranks": 2, "num_steps": 12, "audit": "50%,stop", "trial": False}
     with pytest.raises(RunError, match="is not what the plain loop makes of it") as told:
         ps.train(linear(), out=tmp_path, checkpoint_every=4, **options)
-    assert "--resume goes on from where it is proved" in told.value.hint
+    assert "resume=True goes on from where it is proved" in told.value.hint
     assert (tmp_path / "differs" / "before").is_dir()
     newest = checkpoint.latest(tmp_path / "checkpoints")
     assert newest is None or checkpoint.load(newest).step <= 6
