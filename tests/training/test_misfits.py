@@ -92,7 +92,9 @@ def session(**options):
     care = SimpleNamespace(check=options.pop("check", True))
     strict = options.pop("strict", False)
     fixed = {"is_strict": lambda: strict, "elastic": False, "care": care, "goal": None, **options}
-    return SimpleNamespace(author=job_of(greater), job=job_of(greater), key="", **fixed)
+    about = SimpleNamespace(author=job_of(greater), job=job_of(greater), key="", **fixed)
+    about.was_audited = lambda audited: setattr(about, "audited", audited)
+    return about
 
 
 @pytest.mark.parametrize(
