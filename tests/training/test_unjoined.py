@@ -34,9 +34,17 @@ def searched():
     return there, SearchBasis(ways, fixed, None, 1.0), found
 
 
+class Pretend(SimpleNamespace):
+    """A session of which a test says what it asks for; it notes what it is told as any does."""
+
+    needs_plan, among, knows = Session.needs_plan, Session.among, Session.knows
+    may_replan_by, runs_on = Session.may_replan_by, Session.runs_on
+    was_checked, was_audited = Session.was_checked, Session.was_audited
+
+
 def test_plan_that_differs_is_made_again_without_joining(searched, tmp_path):
     there, basis, found = searched
-    session = SimpleNamespace(basis=basis, there=there, folder=tmp_path, listener=SILENT)
+    session = Pretend(basis=basis, there=there, folder=tmp_path, listener=SILENT)
     joined = next(o.choice for o in found.options if o.way.joined > 1)
     choice = unjoined_choice(session, joined, Examined(), "the gradient of x differs")
     assert choice.plan.terms.joined == 1
@@ -52,7 +60,7 @@ def asked(searched, folder, **more):
     there, _, found = searched
     first = next(o.way for o in found.options if o.way.joined == 1)
     about = {"there": there, "folder": folder, "listener": SILENT, "fixed": Fixed(), "key": ""}
-    return SimpleNamespace(job=first.job, basis=None, trace=lambda: first.captured, **about, **more)
+    return Pretend(job=first.job, basis=None, trace=lambda: first.captured, **about, **more)
 
 
 def joined_in(searched):
@@ -80,7 +88,7 @@ def test_a_plan_that_is_required_is_tried_unjoined_before_the_run_is_refused(
         return Checked("it differs", "a gradient") if differs[choice is apart] else Checked("equal")
 
     monkeypatch.setattr("penstock.training.session.unjoined_choice", lambda *_: apart)
-    session = SimpleNamespace(
+    session = Pretend(
         choose=lambda *_: joined,
         prove=prove,
         elastic=False,
@@ -102,7 +110,7 @@ def test_a_difference_is_an_error_at_once_only_where_nothing_is_joined(searched,
 
     monkeypatch.setattr("penstock.training.session.proved", proved)
     about = {"author": None, "key": "", "num_steps": 4, "listener": SILENT}
-    session = SimpleNamespace(care=CheckOptions(), is_strict=lambda: True, **about)
+    session = Pretend(care=CheckOptions(), is_strict=lambda: True, **about)
     for choice, is_strict in ((joined_in(searched), "False"), (unjoined_of(searched), "True")):
         assert Session.prove(session, choice, 0, None, None, Examined()).words == is_strict
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Subject: TypeAlias = Literal["often", "plan", "trust", "begin and end", "machines that come and go"]
 Value: TypeAlias = bool | int | float | str
 _LIST = "`penstock train --options-help` lists the options"
-_VALUE = r" (?P<value>[0-9A-Z\"']\S*?)(?=[,;:.)]*(?:\s|$))"  # what follows a flag, and is no word
+_VALUE = r" (?P<value>(?:[0-9A-Z\"']\S*?)|time|cost)(?=[,;:.)]*(?:\s|$))"  # and no other word
 _FLAG = re.compile(rf"--(?P<no>no-)?(?P<name>[a-z]+(?:-[a-z]+)*)(?:{_VALUE})?")
 
 
