@@ -120,7 +120,7 @@ def test_one_that_stands_leaves_for_certain_and_learns_of_it() -> None:
         leaves(other)
         assert first.wait(lambda: 1 in first.lost, LIMIT_S)
         assert first.lost == {1: "left"}
-        assert other.given_up
+        assert other.wait(lambda: other.given_up, LIMIT_S)
 
 
 def test_where_all_stand_none_leaves() -> None:

@@ -28,11 +28,12 @@ AT = 2 * runs.MICRO_BATCHES + 1  # a micro-batch of the third step
 
 def failing(job: Job, ranks: int) -> Job:
     """Return a job whose data fails in the third step, once all ranks are in that."""
-    come = multiprocessing.get_context("fork").Barrier(ranks)
+    come, has_come = multiprocessing.get_context("fork").Barrier(ranks), list[bool]()
 
     def broken(start: int) -> Iterator[Any]:
         for number, batch in enumerate(data(start), start):
-            if number == AT - 1:
+            if number >= AT - 1 and not has_come:  # a rank may begin to read behind it
+                has_come.append(True)
                 come.wait(60.0)
             if number >= AT:
                 raise ArithmeticError("row 9 is broken")
