@@ -217,6 +217,18 @@ _SHARDING: dict[str, Sharding] = {
 }
 
 
+def _sharding(row: Line) -> Sharding:
+    """Return what replicas divide.
+
+    Raises:   EstimateError: the cell is none of the words.
+    """
+    text = row.text("sharding")
+    if text not in _SHARDING:
+        hint = f"it can be {', '.join(_SHARDING)}"
+        raise EstimateError(f"{row.place}: sharding is {text!r}", hint=hint)
+    return _SHARDING[text]
+
+
 def _mosaic(row: Line) -> Sample | None:
     """MosaicML's llm-foundry: MPT under FSDP, one replica a rank, fused attention.
 
@@ -237,7 +249,7 @@ def _mosaic(row: Line) -> Sample | None:
         row.integer("mbs"),
         row.integer("grad_accum"),
         recompute="full" if row.text("act_ckpt").lower() == "true" else "none",
-        sharding=row.one_of("sharding", _SHARDING),
+        sharding=_sharding(row),
         gradient_bytes=2 if row.text("mp_mode") == "PURE" else 4,
         stops_early=True,
         product_speed=2.0 if row.text("precision").endswith("fp8") else 1.0,

@@ -4463,6 +4463,22 @@ BREAKS = (
         "after ps.train the model in hand is unchanged",
     ),
     Break(
+        "gradients that have left for far memory are looked at there",
+        "runtime/sums.py",
+        "    if shard.far is not None and of(rank.device).is_queued:",
+        "    if False:",
+        ("tests/rehearsal/test_large.py",),
+        "a plan that mixes far memory with parts ends in its proof on a GPU",
+    ),
+    Break(
+        "a stage is made four times over before any of it is freed",
+        "runtime/shards.py",
+        "            _free(flat)  # before others are made: the stage is here at most twice\n",
+        "            pass\n",
+        ("tests/runtime/test_shards.py",),
+        "a plan that fits a GPU has no room as its stages are made",
+    ),
+    Break(
         "a value of a file is taken as it is",
         "training/options.py",
         "        return _value(option, value)\n",

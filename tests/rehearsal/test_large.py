@@ -33,12 +33,29 @@ def test_weights_that_wait_give_what_those_give_that_are_there() -> None:
     assert seen["races"] == []
 
 
-@pytest.mark.parametrize("asked", [["--stages", "2"], ["--stages", "1"]], ids=["stages", "shards"])
-@pytest.mark.long  # some plans in shards and far memory mix devices in a concatenation: open
-def test_model_larger_than_a_gpu_trains(tmp_path: Path, asked: list[str]) -> None:
-    """No GPU could hold its weights, gradients and momenta."""
+WEIGHTS = """
+[[rule]]
+offload = "blocks.[0-4]"
+what = "weights"
+"""
+ALL = """
+[[rule]]
+shard = "blocks.*"
+
+[[rule]]
+offload = "blocks.3"
+what = "all"
+"""
+
+
+@pytest.mark.parametrize(("stages", "rules"), [(2, WEIGHTS), (1, "")], ids=["stages", "shards"])
+def test_model_larger_than_a_gpu_trains(tmp_path: Path, stages: int, rules: str) -> None:
+    """No GPU could hold its weights, gradients and momenta.
+
+    Of two stages, the weights of one wait elsewhere for certain.
+    """
     room = int(2.2 * WEIGHT_BYTES)
-    arguments = ["train", f"{JOB}:job", "--steps", "2", "--out", "run", *asked]
+    arguments = [*_train(tmp_path, rules), "--stages", str(stages)]
     seen = rehearse(arguments, tmp_path, gpus=2, bytes_of_each=room)
     assert seen.code == 0, seen.text
     assert "they wait in the host's memory" in seen.text
@@ -50,6 +67,21 @@ def test_model_larger_than_a_gpu_trains(tmp_path: Path, asked: list[str]) -> Non
         assert last["live"] <= 1.02 * last["held"]
         assert last["syncs"] <= 1
         assert last["pageable"] == 0
+
+
+def test_gradients_that_have_left_stand_beside_those_on_the_device(tmp_path: Path) -> None:
+    """Of blocks in parts, one waits elsewhere: what is told of a step is of both."""
+    arguments = [*_train(tmp_path, ALL), "--stages", "1"]
+    seen = rehearse(arguments, tmp_path, gpus=2, bytes_of_each=4 * WEIGHT_BYTES)
+    assert seen.code == 0, seen.text
+    assert "equal to the plain loop" in seen.text
+    assert seen.races == []
+
+
+def _train(folder: Path, rules: str) -> list[str]:
+    (folder / "rules.toml").write_text(rules)
+    more = ["--with", "rules.toml"] if rules else []
+    return ["train", f"{JOB}:job", "--steps", "2", "--out", "run", *more]
 
 
 def test_model_without_a_plan_that_has_no_room_is_refused_with_figures(tmp_path: Path) -> None:

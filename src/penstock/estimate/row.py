@@ -1,9 +1,7 @@
 """Row: one line of a table of runs, whose cells are checked when they are read."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
 from penstock.errors import EstimateError
 
@@ -13,7 +11,6 @@ FAILED = {
 }  # fmt: skip
 _MOST = 10**9  # of what is counted
 _LEAST, _LARGEST = 1e-12, 1e18  # of what is measured, in any unit: beyond them it is a mistake
-Choice = TypeVar("Choice")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +66,6 @@ class Line:
             message = f"{self.place}: {column} is {self.text(column)!r}, not like 12/14"
             raise EstimateError(message, hint="give a whole number for every stage")
         return [int(part) for part in parts]
-
-    def one_of(self, column: str, choices: Mapping[str, Choice]) -> Choice:
-        """Return the value of a cell's text.
-
-        Raises:   EstimateError: it is not among the choices.
-        """
-        text = self.text(column)
-        if text not in choices:
-            message = f"{self.place}: {column} is {text!r}"
-            raise EstimateError(message, hint=f"it can be {', '.join(choices)}")
-        return choices[text]
 
     def measured(self, column: str) -> float | None:
         """Return a measured cell; None where the run failed: empty, not finite, zero or "OOM".

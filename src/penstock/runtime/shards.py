@@ -18,7 +18,7 @@ Source: ZeRO, arXiv:1910.02054, stage 3; flat parameters: FSDP, arXiv:2304.11277
 size: Cephalo, arXiv:2411.01075.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -103,12 +103,16 @@ class StageShard:
     ) -> None:
         """Keep a part of `flats`, which have no memory from now on; `whole` is what is read."""
         self.sharers, self.whole, self.is_open = sharers, whole, False
+        self.places: list[dict[int, slice]] = []  # of parameters, in what is in far memory
         self.unseen: UnseenSums | None = None  # of sums in far memory that nobody can look at
-        self.sums = [layout.new() for layout in layouts]  # whole gradients
         self.cuts = [cuts_of(layout, sharers.parts) for layout in layouts]
         at = sharers.place
         self.mine = [slice(cuts[at], cuts[at + 1]) for cuts in self.cuts]
         self.kept = [flat[mine].clone() for flat, mine in zip(flats, self.mine, strict=True)]
+        self.reads = all_views(layouts, whole)  # none can be made later, of what has no memory
+        for flat in (*flats, *whole):
+            _free(flat)  # before others are made: the stage is here at most twice
+        self.sums, self.views = _without_memory(layouts)  # whole gradients
         self.kept_sums = [torch.zeros_like(kept) for kept in self.kept]
         self.slices: dict[int, Slice] = {}
         self.parameters: dict[int, nn.Parameter] = {}
@@ -117,9 +121,7 @@ class StageShard:
             self._add_slices(*rows)
         self.saved = {node: value.detach() for node, value in self.parameters.items()}
         self.far = self._go_far(layouts) if sharers.is_far else None
-        # none can be made later, of what has no memory
-        self.reads, self.views = all_views(layouts, whole), all_views(layouts, self.sums)
-        for flat in (*flats, *whole, *self.sums, *self.kept_sums):
+        for flat in self.kept_sums:
             _free(flat)
 
     def _add_slices(self, layout: Flat, mine: slice, kept: Tensor, summed: Tensor) -> None:
@@ -140,13 +142,13 @@ class StageShard:
         blocks = zip(room.blocks, flats, strict=True)
         there = [block.view(flat.dtype) for block, flat in blocks]
         far = _FarPart(room, there[: len(self.kept)], there[len(self.kept) :], {}, {})
-        places = list(map(self._places_in, layouts, self.mine))
-        for there, own, summed in zip(places, far.kept, far.sums, strict=True):
+        self.places = list(map(self._places_in, layouts, self.mine))
+        for there, own, summed in zip(self.places, far.kept, far.sums, strict=True):
             for node, part in there.items():
                 far.parameters[node], far.gradients[node] = own[part], summed[part]
         self.saved = far.parameters
         if of(device).is_queued and self.sharers.job.awaits_all:
-            self.unseen = UnseenSums(self.kept_sums, places)
+            self.unseen = UnseenSums(self.kept_sums, self.places)
         self._copy_out(far)
         for flat in self.kept:
             _free(flat)
@@ -239,8 +241,11 @@ class StageShard:
         for kept in self.kept_sums:
             _free(kept)
 
-    def scatter(self) -> None:
-        """Sum the gradients over all replicas, each the part that it keeps."""
+    def scatter(self, watch: Callable[[int, Tensor], None] | None = None) -> None:
+        """Sum the gradients over all replicas, each the part that it keeps.
+
+        watch:  looks at the part of each flat tensor before it leaves for far memory.
+        """
         transport, ranks, _, job, _ = self.sharers
         rows = zip(self.sums, self.mine, self.kept_sums, self.cuts, strict=True)
         for number, (flat, mine, kept, cuts) in enumerate(rows):
@@ -251,6 +256,8 @@ class StageShard:
             else:
                 if self.unseen is not None:
                     self.unseen.leave(number, flat[mine])
+                if watch is not None:
+                    watch(number, flat[mine])
                 self.far.room.put({len(self.kept) + number: flat[mine].view(torch.uint8)})
 
     @property
@@ -306,6 +313,17 @@ def cuts_of(layout: Flat, parts: Sequence[int]) -> tuple[int, ...]:
     step = _ALIGN_BYTES // layout.dtype.itemsize
     ends = (-(-layout.size * end // (sum(parts) * step)) * step for end in accumulate(parts))
     return (0, *(min(end, layout.size) for end in ends))
+
+
+def _without_memory(layouts: Sequence[Flat]) -> tuple[list[Tensor], dict[int, Tensor]]:
+    """Return a flat tensor for each layout, and its parts by node; each has no memory yet."""
+    flats: list[Tensor] = []
+    views: dict[int, Tensor] = {}
+    for layout in layouts:
+        flats.append(layout.new())
+        views |= layout.views(flats[-1])
+        _free(flats[-1])
+    return flats, views
 
 
 def _free(flat: Tensor) -> None:

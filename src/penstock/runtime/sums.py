@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Container, Iterator, Sequence
+from functools import partial
 from math import isfinite, nan
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -125,6 +126,13 @@ def _shards(rank: "Rank", reduce: Reduce, own: LocalStages) -> SumCalls:
     """
     stage = int(reduce.bucket.removeprefix("stage"))
     shard, nodes = rank.shard_of(stage), rank.watched(stage)
+
+    def leaving(number: int, part: Tensor) -> None:
+        if rank.noise.is_due:
+            rank.noise.large(part[p] for n, p in shard.places[number].items() if n in nodes)
+
+    if shard.far is not None and of(rank.device).is_queued:  # it is no more at hand afterwards
+        return SumCalls(partial(shard.scatter, leaving), shard.begin)
 
     def after() -> None:
         if rank.noise.is_due:
