@@ -30,14 +30,13 @@ def train(
     options = asked(flags, sets or (), file)
     with face.busy("loading PyTorch"):
         from penstock.training import view
-        from penstock.training.train import Request
-        from penstock.training.train import trained as trained_as
+        from penstock.training.train import Request, train_requested
 
     count = _to_start(options)
     if count > 1 and not _are_trained(count, elastically=bool(options.get("elastic"))):
         options["ranks"] = 1
     with _over(as_json=as_json), face.only_results(), _as_rank():
-        trained = trained_as(Request(job, options), view.TERMINAL)
+        trained = train_requested(Request(job, options), view.TERMINAL)
     if trained is not None and as_json:
         face.show_json(json.loads(json.dumps(trained.summary)))
     elif trained is not None:

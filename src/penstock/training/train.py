@@ -100,7 +100,7 @@ def train(
     """
     try:
         check_known(list(options))
-        return trained(Request(job, options, arguments, on_step), listener)
+        return train_requested(Request(job, options, arguments, on_step), listener)
     except PenstockError as problem:
         problem.reword(in_python(problem.message), in_python(problem.hint))
         raise
@@ -123,7 +123,7 @@ class Request(NamedTuple):
         return _folder_of(self.job, self.options.get("out"))
 
 
-def trained(asked: Request, listener: Listener | None) -> "Trained | None":
+def train_requested(request: Request, listener: Listener | None) -> "Trained | None":
     """Train a job as it is asked for; return what it gave, on rank 0.
 
     Raises:   as `train`, in the words of the command line.
@@ -131,22 +131,26 @@ def trained(asked: Request, listener: Listener | None) -> "Trained | None":
     heard = _heard_by(listener)
     _compat.let_sockets_have_no_files()
     here().enter()  # before any code of the job's: it may mean the device that is current
-    job, is_elastic = _with_arguments(asked.job, asked.arguments), asked.options.get("elastic")
-    if asked.options.get("resume") and isinstance(job, str):
-        job = _as_before(job, asked.folder, heard)
-    asked = asked._replace(job=job)
+    job, is_elastic = (
+        _with_arguments(request.job, request.arguments),
+        request.options.get("elastic"),
+    )
+    if request.options.get("resume") and isinstance(job, str):
+        job = _as_before(job, request.folder, heard)
+    request = request._replace(job=job)
     with _one_thread(), as_started(job if isinstance(job, str) else ""):
         if not under_torchrun():
-            _check_free(asked.folder)  # before anything that takes time
-            return _in_hand(_train_here(_session(asked, heard)), job, heard)
-        if is_elastic and is_under_way(folder := asked.folder):
+            _check_free(request.folder)  # before anything that takes time
+            return _in_hand(_train_here(_session(request, heard)), job, heard)
+        if is_elastic and is_under_way(folder := request.folder):
             named = job if isinstance(job, str) else None
             join_on_host(folder, heard, named)  # its host was lost, and is there again
             return None
-        return _in_hand(train_under_torchrun(partial(_session, asked, heard)), job, heard)
+        return _in_hand(train_under_torchrun(partial(_session, request, heard)), job, heard)
 
 
 def _in_hand(trained: "Trained | None", job: Job | str, heard: Listener) -> "Trained | None":
+    """Return what a run gave, told of; the module in hand is the trained one."""
     if trained is not None and isinstance(job, Job):  # its own module may be in use here
         trained.module()
     if trained is not None:
@@ -154,12 +158,12 @@ def _in_hand(trained: "Trained | None", job: Job | str, heard: Listener) -> "Tra
     return trained
 
 
-def _session(asked: Request, heard: Listener) -> Session:  # long: option by option
+def _session(request: Request, heard: Listener) -> Session:  # long: option by option
     """Return the session of a run that is asked for.
 
     Raises:   PlanError, JobError, ClusterError, ScheduleError, FleetError: what is asked for.
     """
-    options, folder, cluster = asked.options, asked.folder, asked.options.get("cluster")
+    options, folder, cluster = request.options, request.folder, request.options.get("cluster")
     _check_together(options)
     follows = _followed(options, folder)
     there = None if cluster is None else started_on(cluster)
@@ -167,15 +171,15 @@ def _session(asked: Request, heard: Listener) -> Session:  # long: option by opt
     chosen = plan if plan is None or isinstance(plan, Plan) else Plan.load(plan)
     said = load(rules) if isinstance(rules, Path | str) else tuple(rules)
     begins = "" if weights is None else str(weights)
-    name = script_of(asked.job).job if isinstance(asked.job, str) else "the job"
+    name = script_of(request.job).job if isinstance(request.job, str) else "the job"
     with heard.busy(f"loading {name}"):
-        found = loaded(asked.job, JobTerms(begins, said))
+        found = loaded(request.job, JobTerms(begins, said))
     fixed = _fixed(options, found.job, said, follows)
     policy, units = options.get("policy"), options.get("units")
     return Session(
         job=found.job,
         author=found.author,
-        text=asked.job if isinstance(asked.job, str) else "",
+        text=request.job if isinstance(request.job, str) else "",
         weights=begins,
         folder=folder,
         num_steps=options.get("num_steps") or found.job.num_steps,
@@ -186,7 +190,7 @@ def _session(asked: Request, heard: Listener) -> Session:  # long: option by opt
         every=_every(options, there, heard),
         keep=parse_keep(options.get("keep", "2")),
         care=_care(options),
-        on_step=asked.on_step,
+        on_step=request.on_step,
         units=ask.units_asked(None if units is None else str(units)),
         elastic=options.get("elastic", False),
         policy=None if policy is None else Path(policy),
@@ -236,26 +240,21 @@ def _check_together(options: Options) -> None:
 
     Raises:   PlanError.  RunError: what is said of notices names no place for them.
     """
-    asks = {flag_of(name): _said_of(options, name) for name in (*_IN_PLANS, *_UNDIVIDED)}
-    check_alone(
-        options.get("tensor", 1), {flag_of(name): asks[flag_of(name)] for name in _UNDIVIDED}
-    )
+    check_alone(options.get("tensor", 1), _asks(options, _UNDIVIDED))
     _check_elastic(options)
     if options.get("eager") and any(options.get(name) for name in _OF_PLANS):
         hint = f"leave out {', '.join(flag_of(name) for name in _OF_PLANS)}"
         raise PlanError("--eager trains without a plan", hint=hint)
     if options.get("plan") is not None:
-        ask.check_left_out({flag_of(name): asks[flag_of(name)] for name in _IN_PLANS})
+        ask.check_left_out(_asks(options, _IN_PLANS))
 
 
-def _said_of(options: Options, name: str) -> bool:
-    """Return whether an option asks for something: one rank divides nothing, no loss is one."""
-    value = options.get(name)
-    return (
-        value is not None
-        if name == "until_loss"
-        else bool(value) and (name, value) != ("tensor", 1)
-    )
+def _asks(options: Options, names: Sequence[str]) -> dict[str, bool]:
+    """Return by flag whether each of these options asks for something."""
+    values = {name: options.get(name) for name in names}
+    values["tensor"] = options.get("tensor", 1) > 1  # one rank divides nothing
+    values["until_loss"] = options.get("until_loss") is not None  # 0 is a loss
+    return {flag_of(name): bool(values[name]) for name in names}
 
 
 def _heard_by(listener: Listener | None) -> Listener:
