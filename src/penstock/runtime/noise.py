@@ -65,7 +65,11 @@ class NoiseMeter:
 
     def large(self, gradients: Iterable[Tensor]) -> None:
         """Take a stage's gradients, summed over all micro-batches; of each number once."""
-        self._large += squares(gradients)
+        self.add_large(squares(gradients))
+
+    def add_large(self, found: Iterable[Tensor]) -> None:
+        """Take the squares of a stage's summed gradients."""
+        self._large += found
 
     def told(self) -> NoiseTold:
         """Return what is known of the newest steps."""

@@ -1,7 +1,7 @@
 """Sums: what comes at the end of a step: gradients summed over ranks, clipped, and the update."""
 
 import time
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Collection, Container, Iterator, Sequence
 from functools import partial
 from math import isfinite, nan
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,6 +19,8 @@ from penstock.runtime.lane import SumCalls
 from penstock.runtime.look import UnseenNorm, look
 from penstock.runtime.loss_scale import LEAST, LossScale
 from penstock.runtime.narrow_sums import sum_over
+from penstock.runtime.noise import squares
+from penstock.runtime.shards import StageShard
 
 if TYPE_CHECKING:
     from penstock.runtime.rank import Rank
@@ -127,18 +129,39 @@ def _shards(rank: "Rank", reduce: Reduce, own: LocalStages) -> SumCalls:
     stage = int(reduce.bucket.removeprefix("stage"))
     shard, nodes = rank.shard_of(stage), rank.watched(stage)
 
-    def leaving(number: int, part: Tensor) -> None:
-        if rank.noise.is_due:
-            rank.noise.large(part[p] for n, p in shard.places[number].items() if n in nodes)
-
     if shard.far is not None and of(rank.device).is_queued:  # it is no more at hand afterwards
-        return SumCalls(partial(shard.scatter, leaving), shard.begin)
+        return _leaving(rank, shard, nodes)
 
     def after() -> None:
         if rank.noise.is_due:
             rank.noise.large(shard.summed_by_node[n] for n in nodes if n in shard.summed_by_node)
 
     return SumCalls(shard.scatter, shard.begin, after)
+
+
+def _leaving(rank: "Rank", shard: StageShard, nodes: Collection[int]) -> SumCalls:
+    """Sum gradients that leave for far memory; what is watched of them is taken before.
+
+    It is made on the stream of the sums, and read on that of the computes.
+    """
+    device = of(rank.device)
+    taken: list[Tensor] = []
+
+    def make() -> None:
+        taken.clear()  # of a step that was not finished
+        shard.begin()
+
+    def watch(number: int, part: Tensor) -> None:
+        if rank.noise.is_due:
+            own = shard.places[number].items()
+            taken.extend(squares(part[place] for node, place in own if node in nodes))
+
+    def after() -> None:
+        for found in taken:
+            device.used_on(found, device.current_stream())
+        rank.noise.add_large(taken)
+
+    return SumCalls(partial(shard.scatter, watch), make, after)
 
 
 def _norm(rank: "Rank", reduce: Reduce, own: LocalStages) -> SumCalls:
