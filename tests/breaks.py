@@ -59,6 +59,30 @@ class Seen(NamedTuple):
 
 BREAKS = (
     Break(
+        "average-of-half",
+        "averages.py",
+        "return 1.0 / (taken + 1) if self.decay is None",
+        "return 1.0 / (taken + 2) if self.decay is None",
+        ("tests/graph/test_composed.py",),
+        "the mean of the weights counts one set too many",
+    ),
+    Break(
+        "average-not-shared",
+        "graph/composed.py",
+        "            part.state = self.state\n",
+        "",
+        ("tests/parity/test_composed.py", "tests/graph/test_composed.py"),
+        "what parts of an optimizer keep is not in the state that shards and checkpoints see",
+    ),
+    Break(
+        "average-begun-late",
+        "graph/composed.py",
+        "first = before[at] if known else parameter.detach().clone()",
+        "first = parameter.detach().clone()",
+        ("tests/graph/test_composed.py",),
+        "a weight that is updated late has forgotten what it was before",
+    ),
+    Break(
         name="collected for all",
         file="graph/tensor/divided.py",
         old="            if len(value.users) > 1:",

@@ -22,9 +22,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from penstock import rules
+    from penstock.averages import ema, swa
     from penstock.batches import batches, from_loader
     from penstock.cluster import Cluster
     from penstock.errors import PenstockError
+    from penstock.graph.composed import by_name
     from penstock.graph.graph import Graph
     from penstock.graph.traced import trace
     from penstock.job import Job, load_job
@@ -59,6 +61,8 @@ __all__ = [
     "Schedule",
     "Timeline",
     "batches",
+    "by_name",
+    "ema",
     "estimate",
     "from_loader",
     "load_job",
@@ -70,6 +74,7 @@ __all__ = [
     "run",
     "search",
     "simulate",
+    "swa",
     "tensorboard",
     "trace",
     "train",
@@ -89,6 +94,8 @@ _PLACES = {
     "Schedule": "schedule",
     "Timeline": "timeline",
     "batches": "batches",
+    "by_name": "graph.composed",
+    "ema": "averages",
     "estimate": "profile.of_graph",
     "from_loader": "batches",
     "load_job": "job",
@@ -100,6 +107,7 @@ _PLACES = {
     "run": "training.run",
     "search": "search.best",
     "simulate": "simulate.of_program",
+    "swa": "averages",
     "tensorboard": "writers",
     "trace": "graph.traced",
     "train": "training.train",

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
+from penstock.averages import Average
 from penstock.bits import AS_IT_IS, WIRE_BITS, is_wire_bits
 from penstock.errors import JobError, PenstockError
 from penstock.script import as_started, ended_early, parsing, script_of
@@ -73,6 +74,7 @@ class Job:
     learning_rate  step -> factor on the optimizer's own rate
     scheduler      optimizer -> scheduler like torch's, stepped once after every update; instead
                    of learning_rate
+    average        `ps.ema` or `ps.swa`: an average of the weights, kept beside them; None: none
     facts          figures of the job itself, for summary.json
     seed           of the initial weights and of dropout
     autocast       dtype of torch.autocast; gradients are not scaled, so float16 may underflow
@@ -110,6 +112,7 @@ class Job:
     validate_every: int | None = None
     learning_rate: Callable[[int], float] | None = None
     scheduler: "Callable[[Optimizer], LRScheduler] | None" = None
+    average: Average | None = None
     facts: Callable[[], Mapping[str, float]] | None = None
     seed: int = 0
     autocast: Autocast | None = None
@@ -144,6 +147,7 @@ class Job:
         _check_writers(self.writers)
         _check_batch_range(self.batch_range)
         _check_state(self.state)
+        _check_average(self.average)
         object.__setattr__(self, "writers", tuple(self.writers))
         if self.learning_rate is not None and self.scheduler is not None:
             message = "Job.learning_rate and Job.scheduler both set the rate of a step"
@@ -290,6 +294,12 @@ def _check_state(value: object) -> None:
             message = f'Job.state["{name}"] is the {type(held).__name__} {_short(held)}, of which'
             wrap = "keep it in an object with state_dict() and load_state_dict(state), or in a dict"
             raise JobError(f"{message} no state can be taken", hint=wrap)
+
+
+def _check_average(value: object) -> None:
+    if value is not None and not isinstance(value, Average):
+        message = f"Job.average is {_short(value)}, no average of weights"
+        raise JobError(message, hint="say which: average=ps.ema(0.999), or ps.swa(start=1000)")
 
 
 def _short(value: object) -> str:

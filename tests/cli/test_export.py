@@ -59,6 +59,33 @@ def test_a_checkpoint_is_chosen_by_its_step(call: Call, run: Path, which, step) 
     assert all(torch.equal(value, kept[f"weights/{key}"]) for key, value in found.items())
 
 
+@pytest.mark.parametrize(("which", "step"), [("average", 5), ("2,average", 2)])
+def test_the_average_of_the_weights_is_exported_in_their_place(
+    call: Call, tmp_path: Path, which, step
+) -> None:
+    for at in (2, 5):
+        named = dict(mlp.model().named_parameters())
+        weights = {f"weights/{n}": value for n, value in named.items()}
+        averages = {f"optimizer/{n}/average": torch.full_like(v, at) for n, v in named.items()}
+        checkpoint.write_part(tmp_path / "checkpoints", at, 0, (weights | averages, {}))
+        checkpoint.finish(tmp_path / "checkpoints", at)
+    to = tmp_path / "a.safetensors"
+    done = call("export", tmp_path, "--to", to, "--job", JOB, "--checkpoint", which)
+    assert done.code == 0, done.err
+    assert f"the average of the weights after step {step}" in done.out
+    assert all((value == step).all() for value in load_file(to).values())
+    model = mlp.model()
+    ps.load_weights(model, tmp_path, average=True)
+    assert (model[4].weight == 5).all()
+
+
+def test_a_checkpoint_without_averages_is_refused(call: Call, run: Path) -> None:
+    to = run / "a.safetensors"
+    done = call("export", run, "--to", to, "--job", JOB, "--checkpoint", "average")
+    assert done.code == 2
+    assert "holds no average of weights" in done.err
+
+
 def test_what_a_job_prints_is_no_result(call: Call, run: Path) -> None:
     place = run / "a.safetensors"
     done = call("export", run, "--to", place, "--job", f"{MLP}:talks", "--json")

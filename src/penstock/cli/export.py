@@ -23,7 +23,9 @@ def export(
     to: Annotated[
         Path, typer.Option(metavar="FILE.safetensors|FOLDER", help="A folder: for from_pretrained.")
     ],
-    checkpoint: Annotated[str, typer.Option(help="A step, best or latest.")] = "latest",
+    checkpoint: Annotated[
+        str, typer.Option(help="A step, best or latest; average, best,average: of weights.")
+    ] = "latest",
     job: Annotated[str | None, typer.Option(help="Default: the job that trained DIR.")] = None,
     yes: face.Yes = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
@@ -33,19 +35,28 @@ def export(
     Example: penstock export runs/gpt --to model.safetensors
     """
     from penstock.runtime.checkpoint import load
-    from penstock.training.export import chosen, save_pretrained, save_state, trained
+    from penstock.training.export import chosen, save_pretrained, save_state, trained, with_averages
 
     is_file = _check_form(to)
-    place = chosen(folder, checkpoint)
+    which, average = _parsed(checkpoint)
+    place = chosen(folder, which)
     text = job or job_to_run(folder, face.agrees(yes=yes))
     with face.only_results(), as_started(text):
-        model = trained(_job_of(folder, text, is_given=job is not None), kept := load(place))
+        kept = with_averages(load(place), str(place)) if average else load(place)
+        model = trained(_job_of(folder, text, is_given=job is not None), kept)
         (save_state if is_file else save_pretrained)(model, to)
     found: dict[str, Json] = {"written": str(to), "checkpoint": str(place), "step": kept.step}
     if as_json:
         face.show_json(found)
     else:
-        face.show(f"{to}: the weights after step {kept.step}, of {place}")
+        what = "average of the weights" if average else "weights"
+        face.show(f"{to}: the {what} after step {kept.step}, of {place}")
+
+
+def _parsed(checkpoint: str) -> tuple[str, bool]:
+    """Return which checkpoint is meant, and whether the average of its weights is."""
+    which, _, word = checkpoint.rpartition(",")
+    return (which or "latest", True) if word == "average" else (checkpoint, False)
 
 
 def _check_form(to: Path) -> bool:

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -22,6 +22,7 @@ from torch.optim import LBFGS, Optimizer
 from penstock import _compat
 from penstock.device import here
 from penstock.errors import JobError, PenstockError, RunError
+from penstock.graph.composed import ByName, is_known, parts_of, with_average
 from penstock.graph.functional import where
 from penstock.graph.lasting import lasting_buffers
 from penstock.graph.trace import built_by, newest_beside
@@ -45,12 +46,7 @@ class WholeOptimizer:
     @property
     def is_plain(self) -> bool:
         """Whether every parameter is known to be updated by itself: one of torch's, unmodified."""
-        kind = type(self.optimizer)
-        if getattr(kind, "penstock_plain", False):
-            return True
-        known = getattr(torch.optim, kind.__name__, None) is kind
-        added = _compat.added_attributes(self.optimizer)
-        return known and not added and not _compat.has_step_hooks(self.optimizer)
+        return is_known(self.optimizer)
 
 
 def whole_optimizer(job: Job, model: nn.Module, *, is_new: bool = False) -> WholeOptimizer:
@@ -121,6 +117,8 @@ def is_closed(value: object, seen: tuple[object, ...] = ()) -> bool:
         return all(is_closed(one, seen) for one in list[object](value))  # pyright: ignore
     if isinstance(value, functools.partial):
         return all(is_closed(one, seen) for one in _parts(value))
+    if isinstance(value, ByName):
+        return all(is_closed(maker, seen) for _, maker in value.makers)
     home = getattr(value, "__name__" if isinstance(value, ModuleType) else "__module__", None)
     if str(home).partition(".")[0] in _CLOSED or any(value is one for one in seen):
         return isinstance(value, ModuleType | type | BuiltinFunctionType | FunctionType)
@@ -155,13 +153,17 @@ def _made(job: Job, model: nn.Module) -> WholeOptimizer:
     hooked = [p for p in model.parameters() if _compat.has_gradient_hook(p)]
     try:
         optimizer = job.optimizer(Parameters(model.named_parameters()))
+        if job.average is not None and isinstance(cast("object", optimizer), Optimizer):
+            optimizer = with_average(optimizer, job.average)
     except PenstockError:
         raise
     except Exception as problem:  # whatever the job's code raises
         message = where(problem, "the job's optimizer fails")
         raise JobError(message, hint="does it run without Penstock?") from problem
     _check(optimizer)
-    _compat.give_hooks(optimizer)
+    for one in {id(each): each for each in (*parts_of(optimizer), optimizer)}.values():
+        _check(one)
+        _compat.give_hooks(one)
     for name, parameter in model.named_parameters():
         if _compat.has_gradient_hook(parameter) and all(parameter is not p for p in hooked):
             message = f"the job's optimizer puts a hook on the gradient of {name}"

@@ -66,7 +66,7 @@ from penstock.runtime.optimizer import Optimizers, eager_updates
 from penstock.runtime.reader import Reader, ReadOrder
 from penstock.runtime.saver import SavePolicy, Saver, Saves, State, saving
 from penstock.runtime.transport.transport import Transport
-from penstock.runtime.validate import validate
+from penstock.runtime.validate import lent, validate, weights_of
 from penstock.runtime.weights import load_model as load_model
 from penstock.runtime.worker import RankResult, Report, is_due, is_validated
 from penstock.timeline.spans import LANES, Span
@@ -211,7 +211,8 @@ def _done(task: EagerTask, rank: "EagerRank", meter: Meter, report: Report, step
             if validates:
                 own = task.job, rank.transport, task.checkpoints, step
                 best = task.policy.keep.best
-                found = validate(*own, lambda: rank.model, keeps_best=best)
+                with lent(rank.model, weights_of(task.job, state[0] if state else {})) as model:
+                    found = validate(*own, lambda: model, keeps_best=best)
                 if rank.rank == 0:
                     report(StepResult(step - 1, None, 0.0, 0, validated=found))
         rank.control.saved()

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from penstock import _compat
 from penstock.errors import CheckpointError
+from penstock.graph.composed import COUNT, kind_of
 from penstock.runtime.rates import changed_options, options_of
 from penstock.runtime.values import (
     LostValue,
@@ -53,7 +54,7 @@ def put_state(optimizer: Optimizer, parameters: Parameters, tensors: Tensors, pl
         except OddError as odd:
             message = f"the optimizer's {key} of {name} is a {odd}, which cannot be saved"
             raise CheckpointError(message, hint=_HINT) from None
-    plain["optimizer-kind"] = type(optimizer).__name__
+    plain["optimizer-kind"] = kind_of(optimizer)
 
 
 def take_state(
@@ -66,7 +67,7 @@ def take_state(
 
     Raises:   CheckpointError: it is the state of an optimizer of another class.
     """
-    kind, own = plain.get("optimizer-kind"), type(optimizer).__name__
+    kind, own = plain.get("optimizer-kind"), kind_of(optimizer)
     if kind is not None and kind != own:
         message = f"the checkpoint's optimizer is {kind}, the job's is {own}"
         raise CheckpointError(message, hint=f"continue with {kind}, or start without --resume")
@@ -128,8 +129,11 @@ def _entries(
 
 def _stores(optimizer: Optimizer, parameters: Parameters) -> Iterator[tuple[str, dict[Any, Any]]]:
     """Yield what is held by parameter, or by its name: states, and dicts as attributes."""
+    seen = set[int]()  # parts of one optimizer have one state
     for place, one in nested(optimizer):
-        yield place, one.state
+        if id(one.state) not in seen:
+            seen.add(id(one.state))
+            yield place, one.state
         for name, value in _compat.added_attributes(one).items():
             if is_store(value, parameters):
                 by_name = isinstance(next(iter(value)), str)
@@ -153,7 +157,7 @@ def _on_device(value: Any, key: str, parameter: Tensor, optimizer: Optimizer) ->
     own: dict[str, Any] = {}
     for group in optimizer.param_groups:
         own = group if any(p is parameter for p in group["params"]) else own
-    if key == "step" and not (own.get("capturable") or own.get("fused")):
+    if key == COUNT or (key == "step" and not (own.get("capturable") or own.get("fused"))):
         return value
     return value.to(parameter.device)
 
@@ -193,7 +197,9 @@ class ExtraState:
         self.at_first = {place: _copied(value) for place, _, value in self._attributes()}
         self.had = {(place, name) for place, name, *_ in _entries(optimizer, parameters)}
         self.counts = {place: len(one.param_groups) for place, one in nested(optimizer)}
-        self.options = {place: options_of(one) for place, one in nested(optimizer)[1:]}
+        seen = {id(group) for group in optimizer.param_groups}  # those of its parts are its own
+        inside = [(p, o) for p, o in nested(optimizer)[1:] if not _all_in(o.param_groups, seen)]
+        self.options = {place: options_of(one) for place, one in inside}
 
     def put(self, changed: Iterable[Mapping[str, Any]], tensors: Tensors, plain: Plain) -> None:
         """Add the options `changed` of each group, and the attributes that are not as at first.
@@ -202,7 +208,8 @@ class ExtraState:
         """
         groups = {"optimizer": changed}
         for place, one in nested(self.optimizer)[1:]:
-            groups[place] = changed_options(one, self.options[place])
+            if place in self.options:
+                groups[place] = changed_options(one, self.options[place])
         for place, one in nested(self.optimizer):
             for number in range(self.counts.get(place, 0), len(one.param_groups)):
                 plain[f"{_groups(place)}/{number}/params"] = {"lost": "group added later"}
@@ -266,6 +273,10 @@ class ExtraState:
                     yield f"{owner}/{name}", one, value
             loose = {key: value for key, value in one.state.items() if not _is_parameter(key)}
             yield f"{owner}/state", one, loose
+
+
+def _all_in(groups: Iterable[Mapping[str, Any]], seen: set[int]) -> bool:
+    return all(id(group) in seen for group in groups)
 
 
 def _own(place: str) -> str:

@@ -41,7 +41,7 @@ Found = list[dict[str, bytes]]  # after each step, by parameter and key: what di
 
 def tried(what: Tried, job: Job, model: nn.Module, reached: Sequence[str]) -> str | None:
     """Return the result of a trial, which is made once for a job and a model."""
-    key = (job.optimizer, job.scheduler, job.learning_rate, job.clip_norm is None)
+    key = (job.optimizer, job.scheduler, job.learning_rate, job.average, job.clip_norm is None)
     with _trying:
         known = _tried.setdefault(model, [])
         for kind, old, result in known:

@@ -29,6 +29,7 @@ from torch.optim import Optimizer
 from penstock.device import of
 from penstock.errors import JobError
 from penstock.far import FarMemory, FarRoom
+from penstock.graph.composed import kind_of, parts_of
 from penstock.graph.optimizer import whole_optimizer
 from penstock.job import Job
 from penstock.runtime.copies import Move
@@ -288,8 +289,9 @@ def updates_by_number(job: Job, model: nn.Module) -> bool:
 
 
 def _is_known(optimizer: Optimizer, *, is_plain: bool) -> bool:
-    kind = type(optimizer)
-    return is_plain and (kind.__name__ in _BY_ELEMENT or getattr(kind, "penstock_plain", False))
+    kinds = [type(part) for part in parts_of(optimizer)]
+    known = (k.__name__ in _BY_ELEMENT or getattr(k, "penstock_plain", False) for k in kinds)
+    return is_plain and all(known)
 
 
 def check_optimizer(optimizer: Optimizer, *, is_plain: bool) -> None:
@@ -298,7 +300,7 @@ def check_optimizer(optimizer: Optimizer, *, is_plain: bool) -> None:
     Raises:   JobError.
     """
     if not _is_known(optimizer, is_plain=is_plain):
-        name = type(optimizer).__name__
+        name = kind_of(optimizer)
         message = f"the job's optimizer, {name}, is not known to update each number by itself"
         hint = "make the plan without shards and slices, or use one such as AdamW"
         raise JobError(message, hint=hint)

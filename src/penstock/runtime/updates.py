@@ -241,9 +241,8 @@ class Updates:
 
     def held(self) -> list[Tensor]:
         """Return all tensors that it holds beside the parameters."""
-        found: list[Tensor] = []
-        for _, one in nested(self.optimizer):
-            found += tensors_in(list(one.state.values()))
+        states = {id(one.state): one.state for _, one in nested(self.optimizer)}
+        found = [tensor for state in states.values() for tensor in tensors_in([*state.values()])]
         return found if self.clearing is None else [*found, *self.clearing.left.values()]
 
 

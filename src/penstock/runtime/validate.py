@@ -15,13 +15,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from penstock._compat import pytree
 from penstock.batches.reads import Endless
 from penstock.device import here
 from penstock.errors import JobError
 from penstock.graph.batch import count
+from penstock.graph.composed import averaged
 from penstock.graph.trace import loss_and_figures, on_device
 from penstock.job import Batch, Job
 from penstock.runtime import checkpoint
@@ -168,6 +169,25 @@ def validate(
         checkpoint.keep_best(checkpoints, step, found["val_loss"])
     found = {**found, "val_seconds": time.monotonic() - start_s}
     return json.loads(transport.broadcast_bytes(json.dumps(found).encode(), everyone))
+
+
+def weights_of(job: Job, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return the tensors of a checkpoint that are validated: averages, where that is wanted."""
+    validates = job.average is not None and job.average.validates
+    return averaged(tensors) if validates else tensors
+
+
+@contextmanager
+def lent(model: nn.Module, tensors: Mapping[str, Tensor]) -> Generator[nn.Module]:
+    """Let a model that trains have other weights while it is validated; by "weights/NAME"."""
+    rows = [(p, p.data, tensors.get(f"weights/{n}", p.data)) for n, p in model.named_parameters()]
+    for parameter, _, other in rows:
+        parameter.data = other
+    try:
+        yield model
+    finally:
+        for parameter, own, _ in rows:
+            parameter.data = own
 
 
 def _say(words: str) -> None:

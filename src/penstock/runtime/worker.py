@@ -56,7 +56,7 @@ from penstock.runtime.saver import save as save
 from penstock.runtime.short_of_memory import telling_what_is_held
 from penstock.runtime.transport.shared_memory import host_key
 from penstock.runtime.transport.transport import Transport
-from penstock.runtime.validate import validate
+from penstock.runtime.validate import validate, weights_of
 from penstock.runtime.weights import load_model
 from penstock.runtime.windows import Windows
 from penstock.schedule.orders import KINDS, Kind
@@ -495,7 +495,7 @@ def _validate(task: Task, rank: Rank, checkpoints: Path, step: int) -> None:
     def model() -> nn.Module:
         kept = checkpoint.load(checkpoint.folder_of(checkpoints, step))
         bring_back(task.capture.model)
-        load_model(task.capture.model, kept.tensors)
+        load_model(task.capture.model, weights_of(task.job, kept.tensors))
         return task.capture.model
 
     own = task.job, rank.transport, checkpoints, step

@@ -22,6 +22,7 @@ from safetensors.torch import (
 from torch import Tensor, nn
 
 from penstock.errors import CheckpointError, JobError
+from penstock.graph.composed import AVERAGE, averaged
 from penstock.job import Job
 from penstock.runtime import checkpoint
 from penstock.runtime.named import EXTRA, extra_key, take_extra, with_extra
@@ -30,11 +31,14 @@ from penstock.runtime.values import OddError, Plain, Tensors, put_value
 _OTHER = "is it the run of another model, or of an older version of its code?"
 
 
-def load_weights(model: nn.Module, folder: Path | str, which: str | int = "latest") -> int:
+def load_weights(
+    model: nn.Module, folder: Path | str, which: str | int = "latest", *, average: bool = False
+) -> int:
     """Give `model` the weights and buffers of a run; return after how many steps they were saved.
 
     folder:   what `penstock train --out` wrote, or the folder of one checkpoint.
     which:    "latest", "best" or the number of steps.
+    average:  whether to take the average of the weights (`Job.average`) in their place.
 
     As `load_state_dict(strict=True)`, values are converted to the model's dtypes.  A buffer that is
     not persistent is taken as well if it has the same shape in the checkpoint, else left alone.
@@ -43,11 +47,23 @@ def load_weights(model: nn.Module, folder: Path | str, which: str | int = "lates
               names the first key that does not fit, and nothing has been loaded.
     """
     kept = checkpoint.load(chosen(Path(folder), which))
+    kept = with_averages(kept, str(folder)) if average else kept
     with torch.no_grad():
         for own, found in _pairs(model, kept.tensors):
             own.copy_(found)
     take_extra(model, kept.tensors, kept.plain)
     return kept.step
+
+
+def with_averages(kept: checkpoint.Checkpoint, place: str) -> checkpoint.Checkpoint:
+    """Return a checkpoint with the averages of the weights in their place.
+
+    Raises:   CheckpointError: it has none.
+    """
+    if not any(key.endswith(f"/{AVERAGE}") for key in kept.tensors):
+        message = f"{place} holds no average of weights"
+        raise CheckpointError(message, hint="train with Job.average, as ps.ema(0.999)")
+    return kept._replace(tensors=averaged(kept.tensors))
 
 
 def chosen(folder: Path, which: str | int = "latest") -> Path:

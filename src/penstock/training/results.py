@@ -419,13 +419,13 @@ def _validated(
     from penstock.graph.trace import build_model
     from penstock.runtime.aside import bring_back
     from penstock.runtime.eager import load_model
-    from penstock.runtime.validate import EndlessError, validated
+    from penstock.runtime.validate import EndlessError, validated, weights_of
 
     if job.validation is None:
         return {}
     model = choice.captured.model if choice else build_model(job)
     bring_back(model)
-    load_model(model, outcome.weights)
+    load_model(model, weights_of(job, outcome.weights))
     forked = multiprocessing.parent_process() is not None  # its threads would wait for ever
     torch.set_num_threads(1 if forked else os.cpu_count() or 1)
     try:
