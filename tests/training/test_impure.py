@@ -662,6 +662,17 @@ def test_what_the_data_will_set_for_the_loss_is_found() -> None:
     assert line(data_that_becomes_hard, 3) in found.why
 
 
+def test_what_the_data_moves_is_nothing_to_a_loss_whose_argument_has_its_name() -> None:
+    x = io.BytesIO(bytes(10_000))
+
+    def by_a_cursor(start: int) -> Iterator[Tensor]:
+        for index in itertools.count(start):
+            x.seek(index)
+            yield next(data(index))
+
+    assert not impurities(job(data=by_a_cursor))
+
+
 class Epochs:
     """Data that says which epoch it is in."""
 

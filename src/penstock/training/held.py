@@ -10,10 +10,10 @@ What tensors hold is left to `flow`: they are read by ops.
 # pyright: reportUnknownMemberType=false, reportUnknownParameterType=false
 # pyright: reportMissingTypeArgument=false
 
-import contextvars
 import ctypes
 import dis
 import gc
+import inspect
 import io
 import itertools
 import linecache
@@ -25,16 +25,14 @@ import threading
 import types
 import warnings
 import weakref
-from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import _lru_cache_wrapper, cache, partial  # pyright: ignore[reportPrivateUsage]
+from functools import _lru_cache_wrapper, cache  # pyright: ignore[reportPrivateUsage]
 from types import (
     BuiltinFunctionType,
     CodeType,
     FunctionType,
-    GeneratorType,
-    MemberDescriptorType,
     MethodType,
     MethodWrapperType,
     ModuleType,
@@ -55,6 +53,18 @@ from penstock.training.tokens import (
     settings,
     state_of,
     whole,
+)
+from penstock.training.within import (
+    Suspended,
+    attributes,
+    behind,
+    frame_of,
+    is_a,
+    is_iterator_of_c,
+    names_in,
+    names_set,
+    parts,
+    referents,
 )
 
 _MOST = 200_000  # values that are looked at
@@ -82,8 +92,7 @@ _OF_THE_INTERPRETER = (
     warnings.filters,
     linecache.cache,
 )
-_NOTHING = object()
-_ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
+_ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR")
 _OF_MODULES = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _NOT_IN_FORWARD = ("__init__", "__repr__", "__setstate__", "extra_repr", "reset_parameters")
@@ -173,6 +182,7 @@ class Walk:
         inside: bool = False,
     ) -> None:
         self.codes, self.tensor, self.inside = codes, tensor, inside
+        self.set, self.names = names_set(codes), names_in(codes)
         self.values: dict[Place, object] = {} if values is None else values
         self.seen: set[int] = set()
         self.alive: list[object] = []  # so that no number is given twice
@@ -181,7 +191,7 @@ class Walk:
     def go(self) -> None:
         while self.todo and len(self.values) < _MOST:
             place, value = self.todo.popleft()
-            self.visit(place, _behind(value) if type(value) in weakref.ProxyTypes else value)
+            self.visit(place, behind(value) if type(value) in weakref.ProxyTypes else value)
 
     def put(self, where: str, name: str, value: object, holder: str = "") -> None:
         self.todo.append((Place(where, name, holder), value))
@@ -222,18 +232,21 @@ class Walk:
             self.put(f"{variable} in {file}", variable, value)
         for attribute, value in vars(function).items():
             self.put(f"{name}.{attribute}", attribute, value)
-        for where, variable, value in _globals(function):
+        for where, variable, value in _globals(function, self.set):
             self.put(where, variable, value)
 
     def class_of(self, kind: type) -> None:
         """Note the attributes of a class of the job, and of those that it comes from."""
-        for owner in kind.__mro__:
-            if not _is_class_of_job(owner) or self._again(owner):
+        for owner in (*kind.__mro__, *inspect.getmro(type(kind))):
+            if self._again(owner):
                 continue
-            for name, value in list(vars(owner).items()):
-                has_cache = isinstance(value, _lru_cache_wrapper)
-                if not name.startswith("__") and (has_cache or not _is_code(value)):
-                    self.put(f"{owner.__qualname__}.{name}", name, value)
+            known = vars(owner)
+            is_own, where = _is_class_of_job(owner), owner.__qualname__
+            for name in known if is_own else self.set & known.keys():
+                value = known[name]
+                is_state = isinstance(value, _lru_cache_wrapper) or not _is_code(value)
+                if is_state and (name in self.set or not name.startswith("__")):
+                    self.put(f"{where}.{name}", name, value)
 
     # -- values -----------------------------------------------------------------------------------
 
@@ -249,11 +262,13 @@ class Walk:
                 self._attributes_of(place, value)
         elif _is_of_others(value) or self._again(value):
             return
+        elif isinstance(value, (*_SKIPPED, ModuleType)):
+            self._of_others(place, value)
         elif isinstance(value, dict):
             self._items(place, value)
         elif isinstance(value, list | tuple | deque | set | frozenset):
             self._elements(place, value)
-        elif _is_a(value, io.IOBase):
+        elif is_a(value, io.IOBase):
             self._stream(place, value)
         elif isinstance(value, _lru_cache_wrapper):
             self._cache(place, value)
@@ -261,27 +276,34 @@ class Walk:
             self.seen.discard(id(value))
             for name, child in value.named_modules():
                 self.module(f"{place.where}.{name}".rstrip("."), child)
-        elif isinstance(value, GeneratorType):
-            self._generator(place, value)
-        elif isinstance(value, type):
-            self.values[place] = value.__qualname__
-            self.seen.discard(id(value))
-            self.class_of(value)
-        elif (parts := _parts(value)) is not None:
-            for at, part in enumerate(parts):
+        elif isinstance(value, FunctionType | type):
+            self._code(place, value)
+        elif isinstance(value, Suspended):
+            self._suspended(place, value)
+        elif (held_by := parts(value)) is not None:
+            for at, part in enumerate(held_by):
                 where = f"{place.where}.{at}" if at else place.where
                 self.todo.append((replace(place, where=where), part))
-        elif isinstance(value, FunctionType):
-            self.values[place] = value.__code__
-            if value.__code__ in self.codes:
-                self.seen.discard(id(value))
-                self.function(value)
         else:
             self._object(place, value)
 
+    def _code(self, place: Place, value: FunctionType | type) -> None:
+        if isinstance(value, type):
+            self.values[place] = value.__qualname__
+            self.seen.discard(id(value))
+            self.class_of(value)
+            return
+        self.values[place] = value.__code__
+        if value.__code__ in self.codes:
+            self.seen.discard(id(value))
+            self.function(value)
+        else:  # a wrapper of others: what was set on it
+            self._named(place, vars(value), vars(value))
+
     def _items(self, place: Place, value: dict[Any, Any]) -> None:
         self._attributes_of(place, value)
-        rows = list(dict.items(value))
+        is_ordered = isinstance(value, OrderedDict)
+        rows = list(OrderedDict[Any, Any].items(value) if is_ordered else dict.items(value))
         self.values[replace(place, where=f"the keys of {place.where}")] = (
             tuple(key_of(key) for key, _ in rows) if len(rows) <= LONG else len(rows)
         )
@@ -302,8 +324,8 @@ class Walk:
         for at, one in enumerate(value):
             self.todo.append((replace(place, where=f"{place.where}[{at}]"), one))
 
-    def _generator(self, place: Place, value: "GeneratorType[Any, Any, Any]") -> None:
-        frame = value.gi_frame
+    def _suspended(self, place: Place, value: object) -> None:
+        frame = frame_of(value)
         self.values[place] = None if frame is None else (frame.f_lasti, frame.f_lineno)
         for name, local in list(frame.f_locals.items()) if frame is not None else ():
             self.put(f"{place.where}.{name}", place.name, local)
@@ -312,14 +334,35 @@ class Walk:
         state = state_of(value)
         kind = type(value).__qualname__
         self.values[place] = kind if state is None else ("the state of", kind, state)
-        if state is None and _is_iterator_of_c(value):  # it can be taken from, and not looked at
+        if state is None and is_iterator_of_c(value):  # it can be taken from, and not looked at
             self.values[place] = Moving(value)
         self._attributes_of(place, value)
+        if state is None and not attributes(value):
+            for one in referents(value):
+                self.todo.append((place, one))
         self.class_of(type(value))
+
+    def _of_others(self, place: Place, value: Any) -> None:
+        """Note what a job has set on a module, a logger, a thread; of its own, all that it names.
+
+        Of what is none of the job's the rest is what its authors keep.
+        """
+        if isinstance(value, ModuleType):
+            file = getattr(value, "__file__", None)
+            is_own = (file is not None and is_ours(file)) or value.__spec__ is None
+            self._named(place, vars(value), self.names if is_own else self.set)
+        elif _is_class_of_job(type(value)):
+            self._attributes_of(place, value)
+        else:
+            self._named(place, dict(attributes(value)), self.set)
+
+    def _named(self, place: Place, values: Mapping[str, Any], names: Collection[str]) -> None:
+        for name in [name for name in values if name in names]:
+            self.put(f"{place.where}.{name}", name, values[name])
 
     def _attributes_of(self, place: Place, value: Any) -> None:
         holder = "" if _is_class_of_job(type(value)) else place.holder or place.name
-        for name, one in _attributes(value):
+        for name, one in attributes(value):
             where = f"{place.where}.{name}"
             self.todo.append((Place(where, name, holder, cached=place.cached), one))
 
@@ -351,81 +394,13 @@ class Walk:
 
 
 def _is_of_others(value: object) -> bool:
-    """Return whether it is no state of a job: a module, a lock, what the interpreter keeps."""
-    if isinstance(value, (*_SKIPPED, ModuleType)):
-        return True
+    """Return whether it is no state of a job: code of C, what the interpreter keeps."""
     if isinstance(value, MethodWrapperType | BuiltinFunctionType):  # those of `next`, of `tell`
-        return value.__name__ in CHANGES or not _is_a(value.__self__, Iterator, io.IOBase)
+        return value.__name__ in CHANGES or not is_a(value.__self__, Iterator, io.IOBase)
     return any(value is one for one in _OF_THE_INTERPRETER)
 
 
-# -- what a value holds --------------------------------------------------------------------------
-
-
-def _attributes(value: Any) -> list[tuple[str, object]]:
-    slots = (s for kind in type(value).__mro__ for s in _slots(kind))
-    rows = [(name, _attribute(value, name)) for name in ("__dict__", *slots)]
-    found = [(name, one) for name, one in rows if one is not _NOTHING]
-    names: Any = dict(found).pop("__dict__", {})
-    return [*dict(names).items(), *(row for row in found if row[0] != "__dict__")]
-
-
-def _attribute(value: object, name: str) -> object:
-    """Return what an object has of this name; its own code is not asked."""
-    try:
-        return object.__getattribute__(value, name)
-    except AttributeError:
-        return _NOTHING
-
-
-def _behind(proxy: Any) -> object:
-    """Return what a weak proxy stands for; None: that is gone."""
-    try:
-        return proxy.__init__.__self__
-    except (AttributeError, ReferenceError):
-        return None
-
-
-def _is_a(value: object, *kinds: type) -> bool:
-    """Return whether a value is of one of some abstract classes; it is not asked itself.
-
-    `isinstance` asks for its `__class__`: one that looks every name up elsewhere, as the `f` of
-    what np.load returns does, fails at that.
-    """
-    return issubclass(type(value), kinds)
-
-
-def _parts(value: Any) -> tuple[object, ...] | None:
-    """Return what a value of Python's own holds that has no attributes; None for another."""
-    if isinstance(value, MethodType):
-        return value.__self__, value.__func__
-    if isinstance(value, MethodWrapperType | BuiltinFunctionType):
-        return (value.__self__,)
-    if isinstance(value, partial):
-        return value.func, value.args, value.keywords
-    if isinstance(value, contextvars.ContextVar):
-        return (value.get(None),)
-    if isinstance(value, ctypes._SimpleCData):  # pyright: ignore[reportPrivateUsage]
-        return (value.value,)
-    return (value(),) if isinstance(value, weakref.ref) else _parts_of_iterator(value)
-
-
-def _is_iterator_of_c(value: Any) -> bool:
-    """Return whether a value goes over something, and no attribute tells how far: a cursor."""
-    is_iterator = _is_a(value, Iterator) and not _is_a(value, Generator)
-    return is_iterator and not isinstance(getattr(type(value), "__next__", None), FunctionType)
-
-
-def _parts_of_iterator(value: Any) -> tuple[object, ...] | None:
-    """Return what an iterator of Python's own goes over, and how far it has come."""
-    if not _is_a(value, Iterator) or type(value).__module__ not in ("builtins", "itertools"):
-        return None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that of itertools is to go
-        try:
-            return tuple(value.__reduce__()[1:])
-        except TypeError:  # it goes over something that cannot be copied
-            return None
+# -- what others have to do with a value ----------------------------------------------------------
 
 
 @cache
@@ -441,20 +416,11 @@ def _read_by_torch(kind: type) -> frozenset[str]:
     return frozenset(names)
 
 
-@cache
-def _slots(kind: type) -> tuple[str, ...]:
-    """Return the attributes that a class keeps elsewhere than in a dict, also one of C."""
-    return tuple(
-        name
-        for name, value in vars(kind).items()
-        if isinstance(value, MemberDescriptorType) and not name.startswith("__")
-    )
-
-
 def _is_code(value: object) -> bool:
-    return isinstance(value, FunctionType | staticmethod | classmethod | property | type) or (
-        hasattr(type(value), "__get__") and not isinstance(value, MethodType)
-    )
+    if isinstance(value, FunctionType | staticmethod | classmethod | property | type):
+        return True
+    is_descriptor = hasattr(type(value), "__get__") and not isinstance(value, MethodType)
+    return is_descriptor and not _is_class_of_job(type(value))
 
 
 def _is_class_of_job(kind: type) -> bool:
@@ -466,29 +432,49 @@ def _module_of(kind: type) -> ModuleType | None:
     return sys.modules.get(kind.__module__)
 
 
-def _globals(function: FunctionType) -> Iterator[tuple[str, str, object]]:
-    """Yield (where, name, value) of the globals that a function names, and what modules hold."""
+def _globals(function: FunctionType, names: frozenset[str]) -> Iterator[tuple[str, str, object]]:
+    """Yield (where, name, value) of the globals that a function names, and what modules hold.
+
+    names:    that code of the job sets, be it on what is none of its own.
+    """
     known = function.__globals__
     file = function.__code__.co_filename
     instructions = list(dis.get_instructions(function.__code__))
     for at, instruction in enumerate(instructions):
         name = instruction.argval
+        if instruction.opname == "IMPORT_NAME":
+            package = known.get("__package__") or ""
+            found = (sys.modules.get(one) for one in (name, f"{package}.{name}"))
+            yield from ((f"{name} in {file}", name, one) for one in found if one is not None)
         if instruction.opname not in ("LOAD_GLOBAL", "LOAD_NAME") or name not in known:
             continue
         where, value = f"{name} in {file}", known[name]
-        asked = instructions[at + 1].argval if value is os else ""
-        if asked in ("environ", "getenv"):
-            yield f"os.environ in {file}", asked, dict(os.environ)
-        for following in instructions[at + 1 :]:
-            if not isinstance(value, ModuleType) or following.opname not in _ATTRIBUTE:
-                break
-            inside = getattr(value, "__file__", None) or ""
-            if not is_ours(inside) or not hasattr(value, following.argval):
-                break
-            name, value = following.argval, getattr(value, following.argval)
-            where = f"{name} in {inside}"
-        yield where, name, value
+        following = itertools.takewhile(
+            lambda row: row.opname in _ATTRIBUTE, instructions[at + 1 :]
+        )
+        chain = [row.argval for row in following]
+        if value is os and chain[:1] in (["environ"], ["getenv"]):
+            yield f"os.environ in {file}", chain[0], dict(os.environ)
+        yield _end_of(where, name, value, chain, names)
     if "globals" in function.__code__.co_names:
         for text in function.__code__.co_consts:
             if isinstance(text, str) and text in known:
                 yield f"{text} in {file}", text, known[text]
+
+
+def _end_of(
+    where: str, name: str, value: object, chain: Sequence[str], names: frozenset[str]
+) -> tuple[str, str, object]:
+    """Return what a chain of attributes leads to through modules of the job.
+
+    And through those of others, and their classes, to what has an attribute that the job sets.
+    """
+    for at, attribute in enumerate(chain):
+        inside = getattr(value, "__file__", None) or ""
+        is_own = isinstance(value, ModuleType) and is_ours(inside)
+        is_on_way = isinstance(value, ModuleType | type) and not names.isdisjoint(chain[at + 1 :])
+        if not (is_own or is_on_way) or not hasattr(value, attribute):
+            break
+        name, value = attribute, getattr(value, attribute)
+        where = f"{name} in {inside}"
+    return where, name, value

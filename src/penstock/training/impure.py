@@ -51,7 +51,13 @@ from penstock.training.asked import Queries, global_chance, line_of, position, t
 from penstock.training.flow import RecordedMicroBatch, Recorder, first_difference
 from penstock.training.held import Place, Values, functions_of, has_extra_state, held
 from penstock.training.later import ChangeWatch, made_again
-from penstock.training.reads import names_written, read_at, read_by_any_name_at, written_at
+from penstock.training.reads import (
+    is_given,
+    names_written,
+    read_at,
+    read_by_any_name_at,
+    written_at,
+)
 from penstock.training.tokens import Moving
 from penstock.training.unsaved import (
     Key,
@@ -555,8 +561,10 @@ class _Loop:
         """Yield what the data, the learning rate or the optimizer sets, and the loss reads."""
         methods = [code for code, own in self.asked.selves if id(own) in self.reached]
         codes = self.asked.elsewhere - self.asked.codes
+        functions = functions_of(self.asked.codes)
         for name, line in names_written(codes, methods).items():
-            reads = read_at(name, self.asked.codes)
+            given = {one.__code__ for one in functions if is_given(name, one)}
+            reads = read_at(name, self.asked.codes - given)
             if reads is not None and _text(reads) not in known:
                 why = f"read here; set at {_text(line)} as the loop goes on"
                 yield Impurity(name, _text(reads), why, anew=not self._is_done_again(name))

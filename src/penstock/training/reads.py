@@ -8,7 +8,7 @@ import ast
 import linecache
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
-from types import CodeType
+from types import CodeType, FunctionType
 
 from torch import nn
 
@@ -67,6 +67,13 @@ def written_at(name: str, codes: Iterable[CodeType]) -> Line | None:
             if _is_named(node, name) and _writes(node):
                 return code.co_filename, node.lineno
     return None
+
+
+def is_given(name: str, function: FunctionType) -> bool:
+    """Return whether a name is nothing to a function but an argument that its caller gives."""
+    code, defaults = function.__code__, function.__defaults__ or ()
+    given = {*code.co_varnames[: code.co_argcount - len(defaults)]}
+    return name in given - {*code.co_names, *code.co_freevars}
 
 
 def names_written(codes: Iterable[CodeType], methods: Collection[CodeType]) -> dict[str, Line]:
@@ -130,10 +137,15 @@ class _SourceReader:
         """Return whether a statement only sets attributes or globals that nobody reads."""
         targets = _targets(statement)
         names = [_kept_name(target) for target in targets]
-        if not targets or None in names or not _read_by_torch().isdisjoint(map(str, names)):
+        if not targets or None in names or any(_is_read_by_others(str(name)) for name in names):
             return False
         others = [one for one in names if one is not None and one != name and one not in through]
         return all(self.read_at(one, {*through, name}) is None for one in others)
+
+
+def _is_read_by_others(name: str) -> bool:
+    """Return whether torch or Python itself, as `__code__` of a function, reads an attribute."""
+    return name in _read_by_torch() or (name.startswith("__") and name.endswith("__"))
 
 
 @cache

@@ -9,6 +9,7 @@ stands, what generators and contexts keep in C.
 # pyright: reportUnknownMemberType=false, reportUnknownParameterType=false
 # pyright: reportMissingTypeArgument=false
 
+import ctypes
 import datetime
 import decimal
 import enum
@@ -77,6 +78,8 @@ def plain(value: object) -> object:
 
 def _memory(value: Any) -> object:
     """Return what stands for memory that Python lets one see: of an array, of ctypes, shared."""
+    if isinstance(value, ctypes._Pointer):  # pyright: ignore[reportPrivateUsage]
+        return None  # its own memory says where the other is
     try:
         with memoryview(value) as seen:
             part = seen.cast("B") if seen.contiguous and seen.nbytes else seen
