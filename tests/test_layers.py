@@ -15,6 +15,7 @@ SRC = Path(penstock.__file__).parent
 ROOMS = (
     "units",
     "bits",
+    "sums",
     "errors",
     "device",
     "files",

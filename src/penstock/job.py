@@ -25,6 +25,7 @@ from penstock.averages import Average
 from penstock.bits import AS_IT_IS, WIRE_BITS, is_wire_bits
 from penstock.errors import JobError, PenstockError
 from penstock.script import as_started, ended_early, parsing, script_of
+from penstock.sums import sums_way
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -81,8 +82,9 @@ class Job:
     precision      dtype in which forward and backward compute, with weights of that dtype too; the
                    optimizer keeps them in float32.  In float16 the loss is scaled, and a step whose
                    gradients overflow is left out
-    sums           dtype in which gradients travel where they are summed over copies of a stage; the
-                   sums are in float32, and rounded to it; None: as they are
+    sums           in how few numbers gradients travel where they are summed over copies of a stage:
+                   "bfloat16", "float16", "int8", "sign", "top:0.01", "rank:4" (penstock/sums.py);
+                   None: as they are
     buffers        "exact": what forward writes (running statistics) is what the plain loop has;
                    "per replica": each replica follows its own micro-batches, the first is saved
     wire_bits      fewest bits in which a number may go from rank to rank between stages: one for
@@ -117,7 +119,7 @@ class Job:
     seed: int = 0
     autocast: Autocast | None = None
     precision: Precision | None = None
-    sums: Precision | None = None
+    sums: str | None = None
     buffers: Buffers = "exact"
     wire_bits: int | tuple[int, int] | None = None
     writers: Sequence[Callable[[Mapping[str, float | int | None]], None]] = ()
@@ -141,7 +143,7 @@ class Job:
         _check_clip_norm(self.clip_norm)
         _check_autocast(self.autocast)
         _check_precision(self.precision, self.autocast)
-        _check_half("sums", self.sums, "None for sums as they are")
+        _check_sums(self.sums, self.precision)
         _check_buffers(self.buffers)
         _check_wire_bits(self.wire_bits)
         _check_writers(self.writers)
@@ -234,6 +236,20 @@ def _check_precision(value: object, autocast: object) -> None:
     if value is not None and autocast is not None:
         message = f"Job.precision is {_short(value)}, and Job.autocast {_short(autocast)}"
         raise JobError(message, hint="keep Job.precision: it computes under torch.autocast too")
+
+
+def _check_sums(value: object, precision: object) -> None:
+    hint = 'set sums to "bfloat16", "int8", "top:0.01" or "rank:4", or None for sums as they are'
+    if value is not None and not isinstance(value, str):
+        raise JobError(f"Job.sums is {_short(value)}, not a text", hint=hint)
+    try:
+        way = sums_way(value)
+    except ValueError as problem:
+        raise JobError(f"Job.sums is not {problem}", hint=hint) from None
+    if way.holds_back and precision == "float16":
+        message = f"Job.sums is {value!r} and Job.precision float16, where a step may be left out"
+        hint = 'take Job.precision="bfloat16": what overflows would be held back for later steps'
+        raise JobError(message, hint=hint)
 
 
 def _check_buffers(value: object) -> None:

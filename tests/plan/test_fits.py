@@ -43,7 +43,8 @@ WAYS: dict[str, list[dict[str, object]]] = {  # changes by which a plan has the 
     "slices": [{"split": (("head.weight", 4),)}],
     "divided micro-batches": [{"joined": Fraction(1, 2)}],
     "rounded messages": [{"wire": (8, 16)}],
-    "sums in fewer bits": [{"sums": "bfloat16"}],
+    "sums in fewer bits": [{"sums": "bfloat16"}, {"sums": "int8", "replicas": 2}],
+    "sums that hold back": [{"sums": "int8", "replicas": 2}, {"sums": "int8", "replicas": 1}],
     "compiled ops": [{"compiled": True}],
     "one copy of buffers": [{"buffers": "one copy"}],
     "commits": [{"commits": True}],
@@ -85,6 +86,11 @@ OPPOSITE = {  # by what the words mean, or by what one of them needs
         ("one copy of buffers", "parts"),
         ("a guard", "a window"),  # a guard needs commits
         ("a guard", "post-validation"),
+        ("parts", "sums that hold back"),
+        ("prefetch", "sums that hold back"),
+        ("a guard", "sums that hold back"),
+        ("divided ops", "sums that hold back"),
+        ("divided micro-batches", "sums that hold back"),  # they are sums in fewer bits
     )
 }
 REFUSED = {  # what a window, an undone update, one replica and so on have no room for
@@ -92,6 +98,9 @@ REFUSED = {  # what a window, an undone update, one replica and so on have no ro
     "post-validation": {"shards", "far weights", "far state", "commits"},
     "rounded messages": {"compiled ops", "divided micro-batches"},
     "sums in fewer bits": {"divided micro-batches"},
+    "sums that hold back": {
+        *("a window", "post-validation", "shards", "far weights", "slices", "commits"),
+    },
     "replicas": {"one copy of buffers", "far weights of each replica"},
     "one replica": {"shards"},
     "whole stages": {"parts"},

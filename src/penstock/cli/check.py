@@ -31,7 +31,10 @@ _IN_PLANS = "stages", "tensor", "offload", "post_validation"
 
 
 @taking(
-    ("plan", "stages", "schedule", "tensor", "units", "offload", "post_validation", "rules"),
+    (
+        *("plan", "stages", "schedule", "tensor", "units", "offload", "post_validation"),
+        *("rules", "sums"),
+    ),
     shown=("plan", "stages", "schedule", "tensor"),
 )
 def check(
@@ -51,7 +54,7 @@ def check(
     with face.only_results():
         options = asked(flags)
         cuts = _cuts(options, replicas, recompute=recompute)
-        author, loaded = prepare.loaded(job, cuts.rules, view.TERMINAL)
+        author, loaded = prepare.loaded(job, cuts.rules, view.TERMINAL, options.get("sums"))
         ask.check_fits(cuts.schedule, loaded, post_validation=cuts.post_validation)
         plan, units = options.get("plan"), options.get("units")
         if plan is not None:

@@ -35,7 +35,7 @@ from penstock.units import format_bytes, format_seconds
 _MOST_SHOWN = 10  # plans of the front, unless they differ by more than
 _MOST_SLACK = 10.0
 _SHOWN = "cluster", "ranks", "stages", "schedule", "memory"
-_TAKEN = *_SHOWN, "units", "offload", "post_validation", "rules", "check"
+_TAKEN = *_SHOWN, "units", "offload", "post_validation", "rules", "check", "sums"
 
 
 @taking(_TAKEN, _SHOWN)
@@ -79,7 +79,7 @@ def _planned(
     room, units = ask.memory_asked(options.get("memory")), options.get("units")
     cut = ask.units_asked(None if units is None else str(units))
     file = None if options.get("cluster") is None else Path(str(options.get("cluster")))
-    loaded = prepare.loaded(job, fixed.rules, view.TERMINAL).job
+    loaded = prepare.loaded(job, fixed.rules, view.TERMINAL, fixed.sums).job
     ask.check_fits(fixed.schedule, loaded, post_validation=fixed.post_validation)
     if file is None:
         from penstock.training.possible import check_soon
@@ -111,6 +111,7 @@ def _fixed(options: Options, replicas: int | None) -> Fixed:
         None if schedule is None else ask.schedule_asked(str(schedule)),
         offload=ask.offload_asked(options.get("offload")),
         post_validation=options.get("post_validation", False),
+        sums=options.get("sums"),
         rules=() if rules is None else load(str(rules)),
     )
 

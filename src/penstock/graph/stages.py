@@ -108,6 +108,11 @@ class Stages:
     known: "KnownStages | None" = field(default=None, repr=False, compare=False)
 
     @property
+    def shared(self) -> frozenset[int]:
+        """Return the parameters that several stages hold."""
+        return frozenset(node for node, holders in self.tied if len(holders) > 1)
+
+    @property
     def has_gradients(self) -> bool:
         """Whether any stage makes a gradient of its parameters: not so in inference."""
         return any(stage.backward.gradients for stage in self.stages)

@@ -16,9 +16,11 @@ Source: arXiv:2311.05827 (compression of what stages exchange, at the level of b
 
 import math
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 
 from penstock.bits import AS_IT_IS
 from penstock.graph.graph import Graph, Node
+from penstock.sums import ALIGNED, summed_as, sums_way
 
 TINY = 1e-30  # greatest of a row whose numbers are all smaller
 _USUAL = (8, 16)  # bits that are tried beside the fewest
@@ -74,14 +76,44 @@ def _sent_bytes(graph: Graph, value: int, bits: int) -> int:
     return packed_bytes(node.shape, node.dtype, bits)
 
 
-def summed_bytes(graph: Graph, parameters: Iterable[int], sums: str | None) -> int:
+def summed_bytes(
+    graph: Graph,
+    parameters: Iterable[int],
+    sums: str | None,
+    *,
+    ranks: int = 2,
+    shared: AbstractSet[int] = frozenset(),
+) -> int:
     """Return the bytes summed over copies of these parameters: those of their gradients.
 
-    sums:     dtype in which those of float32 travel; None: as they are.
+    Where other numbers are sent than a sum sends, as `sums.summed_as` says.
+    sums:     how those of float32 travel; None: as they are.
+    ranks:    over which they are summed; shared: those of several stages, which go as they are.
     """
-    return sum(
-        graph.kept_bytes(p) // (2 if sums and _is_float32(graph, p) else 1) for p in parameters
-    )
+    way = sums_way(sums)
+    if not way.holds_back:
+        return sum(
+            graph.kept_bytes(p) // (2 if sums and _is_float32(graph, p) else 1) for p in parameters
+        )
+    trained = [p for p in parameters if graph.nodes[p].name in graph.gradients]
+    total, groups = 0, dict[str, list[list[tuple[int, ...]]]]()  # of runs, by the dtype they have
+    for p in trained:
+        if not _is_float32(graph, p):
+            total += graph.kept_bytes(p)
+            continue
+        runs = groups.setdefault(graph.nodes[p].dtype, [[]])
+        if p in shared:
+            total += graph.kept_bytes(p)
+            runs.append([])
+        else:
+            runs[-1].append(graph.nodes[p].shape)
+    rows = [run for runs in groups.values() for run in runs if run]
+    return total + sum(summed_as(way, run, sum(map(_aligned, run)), ranks) for run in rows)
+
+
+def _aligned(shape: tuple[int, ...]) -> int:
+    """Return the numbers of a gradient with those that are left free behind it."""
+    return -(-math.prod(shape) // ALIGNED) * ALIGNED
 
 
 def _is_float32(graph: Graph, parameter: int) -> bool:

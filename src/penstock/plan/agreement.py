@@ -1,19 +1,18 @@
 """Agreement: how the ranks of a plan agree on gradients, and on steps that count."""
 
 from dataclasses import dataclass
-from typing import get_args
 
 from penstock.errors import PlanError
-from penstock.job import Precision
 from penstock.program.instructions import Guarding
+from penstock.sums import sums_way
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
     """How ranks agree.
 
-    sums:               dtype in which gradients travel that copies of a stage sum; None: as they
-                        are (docs/precision.md).
+    sums:               in how few numbers gradients travel that copies of a stage sum, as
+                        `penstock.sums` says it; None: as they are (docs/agree.md).
     clip:               whether updates wait for a number of all gradients: to clip by their norm
                         (the job says to what), or to leave out a step that overflows in float16.
     post_validation:    whether a rank updates before the norm is known, and takes the update back
@@ -23,15 +22,17 @@ class Agreement:
     guard:              how another rank keeps a copy of what a rank alone has; None: none does.
     """
 
-    sums: Precision | None = None
+    sums: str | None = None
     clip: bool = False
     post_validation: bool = False
     commits: bool = False
     guard: Guarding | None = None
 
     def __post_init__(self) -> None:
-        if self.sums not in (None, *get_args(Precision)):
-            raise PlanError(f"sums are in {self.sums!r}, not one of {get_args(Precision)}")
+        try:
+            sums_way(self.sums)
+        except ValueError as problem:
+            raise PlanError(f"sums are not {problem}") from None
         if self.guard is not None and self.guard.every < 0:
             message = f"guard is {self.guard.every} steps"
             raise PlanError(message, hint="give 0 steps or more")

@@ -67,6 +67,7 @@ FEATURES: "dict[str, Callable[[Plan], bool]]" = {
     "divided micro-batches": lambda plan: plan.terms.joined < 1,
     "rounded messages": lambda plan: plan.terms.rounds,
     "sums in fewer bits": lambda plan: plan.agreement.sums is not None,
+    "sums that hold back": lambda plan: plan.holds_back,
     "compiled ops": lambda plan: plan.terms.compiled,
     "one copy of buffers": lambda plan: plan.terms.buffers == "one copy",
     "commits": lambda plan: plan.agreement.commits,
@@ -118,6 +119,11 @@ def _with_divided(words: str) -> "Callable[[Plan], str]":
     return lambda plan: f"ops divided among {plan.tensor} ranks, with {words}"
 
 
+def _held_with(words: str) -> "Callable[[Plan], str]":
+    return lambda plan: f"sums as {plan.agreement.sums} hold back what is not sent, with {words}"
+
+
+_IN_HALVES = "take sums in bfloat16, which hold back nothing, or leave the other out"
 _UNDIVIDED = "take 1 tensor rank, or leave the other out"
 _OWN_BATCHES = "make the plan with the job's own micro-batches"
 _SYNCHRONOUS = "take a synchronous schedule, without post_validation"
@@ -235,6 +241,17 @@ FITS: tuple[Misfit, ...] = (
             ("sums in fewer bits", "sums in fewer bits"),
             ("compiled ops", "compiled ops"),
             ("commits", "steps that ranks commit"),
+        )
+    ),
+    *(
+        Misfit("sums that hold back", other, _held_with(words), hint)
+        for other, words, hint in (
+            ("a window", "gradients of older weights", _IN_HALVES),
+            ("post-validation", "updates that may be undone", _IN_HALVES),
+            ("shards", "sums of which each rank has a part", "replicate all stages"),
+            ("far weights", "sums that are left in far memory", "offload no weights"),
+            ("slices", "parameters in slices", "leave all parameters whole"),
+            ("commits", "ranks that are lost with what they hold back", _IN_HALVES),
         )
     ),
     Misfit("commits", "a window", _updates_before, _SYNCHRONOUS),

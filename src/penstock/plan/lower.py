@@ -90,7 +90,10 @@ def lower_plan(  # long: what a plan says, field by field
         bits=bits_of(plan, stages) if plan.terms.rounds else (),
         post_validation=plan.agreement.clip and plan.agreement.post_validation,
         stages=stages.stages,
-        stage_bytes=[_bytes_of(stage, plan, graph) for stage in stages.stages],
+        stage_bytes=[
+            _bytes_of(stage, plan, graph, (stages.shared, plan.replicas * len(ranks)))
+            for stage, ranks in zip(stages.stages, largest.stage_ranks, strict=True)
+        ],
         far=plan.far,
         tensor=plan.tensor,
     )
@@ -115,9 +118,15 @@ def _check_repeats(plan: Plan, schedule: Schedule) -> None:
     raise ScheduleError(f"{message} weights", hint=hint)
 
 
-def _bytes_of(stage: Stage, plan: Plan, graph: Graph) -> StageBytes:
-    own = stage.parameters
-    summed = summed_bytes(graph, own, plan.agreement.sums) if plan.agreement.sums else 0
+def _bytes_of(
+    stage: Stage, plan: Plan, graph: Graph, agreed: tuple[frozenset[int], int]
+) -> StageBytes:
+    """Return the bytes of a stage.
+
+    agreed:   the parameters that several stages hold, and the ranks over which it is summed.
+    """
+    (shared, ranks), own, sums = agreed, stage.parameters, plan.agreement.sums
+    summed = summed_bytes(graph, own, sums, ranks=ranks, shared=shared) if sums else 0
     return StageBytes(weights=sum(map(graph.kept_bytes, own)), summed=summed)
 
 

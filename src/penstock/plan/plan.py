@@ -40,6 +40,7 @@ from penstock.schedule.recipe import (
     words_of,
 )
 from penstock.schedule.schedule import Schedule
+from penstock.sums import sums_way
 from penstock.typed import MisfitError, damage, typed
 from penstock.units import format_bytes, format_seconds
 
@@ -193,6 +194,11 @@ class Plan:
         if not self.shards:
             return ()
         return tuple(1 if word == "replicate" else self.replicas for word in self.shard)
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether ranks may hold back what they do not send of the gradients that they sum."""
+        return self.total_ranks > 1 and sums_way(self.agreement.sums).holds_back
 
     @property
     def grid(self) -> Grid:

@@ -10,7 +10,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from penstock.graph.stages import Recompute
-from penstock.job import Precision
 from penstock.plan.agreement import Agreement
 from penstock.plan.overlap import Overlap
 from penstock.plan.placement import Placement, placed
@@ -59,7 +58,7 @@ class Words(TypedDict, total=False):
     split: tuple[tuple[str, int], ...]
     compiled: bool
     wire: tuple[int, int]
-    sums: Precision | None
+    sums: str | None
     decisions: "tuple[Decision, ...]"
     predicted: "Prediction | None"
 

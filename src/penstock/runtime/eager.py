@@ -69,6 +69,7 @@ from penstock.runtime.transport.transport import Transport
 from penstock.runtime.validate import lent, validate, weights_of
 from penstock.runtime.weights import load_model as load_model
 from penstock.runtime.worker import RankResult, Report, is_due, is_validated
+from penstock.sums import sums_way
 from penstock.timeline.spans import LANES, Span
 
 
@@ -253,6 +254,9 @@ class EagerRank:
         laws = task.laws  # trying them builds a model, which is not to be the newest
         laws = buffer_laws(task.job) if laws is None and not self.alone else laws
         self.everyone = tuple(range(transport.num_ranks))
+        if sums_way(task.job.sums).holds_back and transport.num_ranks > 1:
+            message = f"sums as {task.job.sums} need a plan, and the job is trained without one"
+            raise JobError(message, hint="take sums in bfloat16, or 1 rank")
         self.control = Control(task.board, task.every_s)
         self.saver: Saver | None = None
         self.model = _trained(task)

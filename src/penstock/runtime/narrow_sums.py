@@ -18,6 +18,7 @@ from torch import Tensor
 
 from penstock.job import Job
 from penstock.runtime.transport.transport import Transport
+from penstock.sums import HALVES
 
 _BLOCK = 2**20  # numbers at once: it bounds what is held besides
 
@@ -60,7 +61,7 @@ def scatter_over(
 
 def narrow_of(gradient: Tensor, job: Job) -> torch.dtype | None:
     """Return the dtype in which the numbers of a gradient travel; None: in its own."""
-    if job.sums is None or gradient.dtype != torch.float32:
+    if job.sums not in HALVES or gradient.dtype != torch.float32:
         return None
     return getattr(torch, job.sums)
 

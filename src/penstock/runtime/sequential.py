@@ -36,6 +36,7 @@ from penstock.runtime.rounded_sums import RoundedSums, owners_of
 from penstock.runtime.updates import Updates
 from penstock.runtime.weights import load_model
 from penstock.schedule.weight_rule import WeightRule
+from penstock.sums import HALVES
 
 Weights = dict[str, Tensor]
 
@@ -96,8 +97,8 @@ def sequential(
         load_model(model, begun.tensors)
     rounded = Rounded(capture, stages, program) if program.bits else None
     parts = _stages(job, model, program, stages, capture.graph)
-    owners = owners_of(program, stages, capture.graph) if job.sums else {}
-    narrow = RoundedSums(owners, job.sums or "float32")
+    owners = owners_of(program, stages, capture.graph) if job.sums in HALVES else {}
+    narrow = RoundedSums(owners, job.sums if job.sums in HALVES else "float32")
     first, count = _enter(job, model, parts, rule, begun), program.grid.step_micro_batches
     data = started(job.data, first * count)
     for step in range(steps):

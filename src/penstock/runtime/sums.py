@@ -15,12 +15,15 @@ from penstock.graph.parts import word_of
 from penstock.program.program import Reduce
 from penstock.runtime.calls import Call, StepResult
 from penstock.runtime.collects import told_slices
+from penstock.runtime.held_back import HeldBack
 from penstock.runtime.lane import SumCalls
 from penstock.runtime.look import UnseenNorm, look
 from penstock.runtime.loss_scale import LEAST, LossScale
 from penstock.runtime.narrow_sums import sum_over
 from penstock.runtime.noise import squares
 from penstock.runtime.shards import StageShard
+from penstock.runtime.weights import StageWeights
+from penstock.sums import sums_way
 
 if TYPE_CHECKING:
     from penstock.runtime.rank import Rank
@@ -108,9 +111,14 @@ def _replicas(rank: "Rank", reduce: Reduce, own: LocalStages) -> SumCalls:
     if stage not in own.first:
         cleared += [value for node, value in weights.gradients.items() if node in tied]
 
+    held = _held_back(rank, weights, reduce)
+
     def call() -> None:
         for gradient in cleared:
             gradient.zero_()
+        if held is not None:
+            held.sum_over(rank.transport, weights.flat_gradients, reduce.ranks)
+            return
         for flat in weights.flat_gradients:
             sum_over(rank.transport, flat, reduce.ranks, rank.job)
 
@@ -119,6 +127,16 @@ def _replicas(rank: "Rank", reduce: Reduce, own: LocalStages) -> SumCalls:
             rank.noise.large(watched)
 
     return SumCalls(call, after=after) if is_telling and watched else SumCalls(call)
+
+
+def _held_back(rank: "Rank", weights: StageWeights, reduce: Reduce) -> HeldBack | None:
+    """Return what sums the gradients of a stage and holds back what is not sent, if anything is."""
+    way = sums_way(rank.job.sums)
+    if not way.holds_back:
+        return None
+    held = weights.hold_back(way, rank.stages.shared, rank.job.seed)
+    held.joins(rank.rank, reduce.ranks)
+    return held
 
 
 def _shards(rank: "Rank", reduce: Reduce, own: LocalStages) -> SumCalls:

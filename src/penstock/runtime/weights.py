@@ -28,6 +28,7 @@ from penstock.graph.trace import Capture
 from penstock.job import Job
 from penstock.runtime.copies import FarState, far_state
 from penstock.runtime.flat import all_views, layouts_of
+from penstock.runtime.held_back import HELD, POWER, HeldBack
 from penstock.runtime.kept import tensors_in
 from penstock.runtime.optimizer import Optimizers, optimizers_of
 from penstock.runtime.shards import Sharers, StageShard, check_optimizer
@@ -35,6 +36,7 @@ from penstock.runtime.staleness import Staleness
 from penstock.runtime.unseen_sums import UnseenSums
 from penstock.runtime.updates import Updates
 from penstock.schedule.weight_rule import WeightRule
+from penstock.sums import SumsWay
 
 Copies = list[tuple[list[Tensor], dict[int, Tensor]]]  # flat tensors, and by node views of them
 
@@ -93,6 +95,7 @@ class StageWeights:
         self.staleness: Staleness | None = None
         self.undo: _Undo | None = None
         self.far_state: FarState | None = None
+        self.held_back: HeldBack | None = None
         self.with_gradient = {node for node, _ in stage.backward.gradients}
         self.given: dict[str, Tensor] = {}
         self.scans = {n: _scan(p) for n, p in trainable.items() if not p.is_contiguous()}
@@ -338,6 +341,8 @@ class StageWeights:
             held += [*self.staleness.previous, *self.staleness.average]
         if self.undo is not None:
             held += self.undo.held()
+        if self.held_back is not None:
+            held += self.held_back.held()
         if self.updates is not None:
             state = self.updates.held()
             held += state if self.far_state is None else self.far_state.near(state)
@@ -367,6 +372,25 @@ class StageWeights:
             tensors |= {self._state_key(key, nodes, whole=not v.dim()): v for key, v in own.items()}
             plain |= {self._state_key(key, nodes, whole=True): v for key, v in others.items()}
         return tensors, plain
+
+    def hold_back(self, way: SumsWay, shared: frozenset[int], seed: int) -> HeldBack:
+        """Return what sums the gradients in so few numbers, and keeps the rest, made once.
+
+        shared:  parameters that other stages hold, too.
+        """
+        if self.held_back is None:
+            self.held_back = HeldBack(way, self.layouts, shared, self.with_gradient, seed)
+        return self.held_back
+
+    def held_state(self) -> dict[str, Tensor]:
+        """Return what this rank holds back, by key: "held-back-N/NAME", N its number."""
+        if self.held_back is None:
+            return {}
+        held, powers = self.held_back.state()
+        place = f"{HELD}{self.held_back.place}"
+        found = {self.key_of(place, node): value for node, value in held.items()}
+        first = powers if self.held_back.place == 0 else {}
+        return {**found, **{f"{POWER}/{self.names[n]}": value for n, value in first.items()}}
 
     def state_of(self, names: AbstractSet[str]) -> tuple[dict[str, Tensor], dict[str, object]]:
         """Return what `state` does of some trained parameters, and the optimizer's of each."""
@@ -456,6 +480,8 @@ class StageWeights:
                     value.copy_(fitting(tensors, name, value))
                 elif key == "previous":  # a run by another rule wrote the checkpoint
                     value.copy_(self.live[node])
+        if self.held_back is not None:
+            self.held_back.load(tensors, self.names)
         if self.updates is not None:
             self.updates.take(tensors, plain)
 

@@ -543,9 +543,11 @@ def _settled(rank: Rank, step: int) -> State | None:
 def _part_of(rank: Rank) -> State | None:
     is_first = rank.replica < rank.grid.tensor
     told = [w for w in rank.weights.values() if is_first or w.shard is not None]
-    if not told:
-        return None
     tensors: dict[str, Tensor] = {}
+    for weights in rank.weights.values():
+        tensors |= weights.held_state()
+    if not told:
+        return (tensors, {}) if tensors else None
     plain: dict[str, object] = {}
     for weights in told:
         more, values = weights.state()

@@ -271,7 +271,7 @@ class Judge:
     def price(self, plan: Plan, alive: Sequence[int] = (), ways: Ways = ONE_BY_ONE) -> Priced:
         """Return the stages of `plan`, priced; `alive` and `ways` as in `held_of`."""
         copies = plan.offloads
-        ways = ways._replace(compiled=plan.terms.compiled)
+        ways = ways._replace(compiled=plan.terms.compiled, held_back=plan.holds_back)
         key = plan.cuts, plan.recompute, tuple(alive), copies, ways, plan.terms.wire, plan.divided
         key = (*key, plan.far)
         if key not in self._priced:
@@ -366,6 +366,9 @@ class Judge:
             holders = np.flatnonzero(counts.forward[:, stage.index])
             ranks = [r for own in each for r in np.array(own)[holders].tolist()]
             if len(ranks) > 1:
-                size = summed_bytes(self.graph, stage.parameters, plan.agreement.sums)
+                sums, among = plan.agreement.sums, len(ranks)
+                size = summed_bytes(
+                    self.graph, stage.parameters, sums, ranks=among, shared=stages.shared
+                )
                 ends_s[counts.last == stage.index] = cluster.sum_s(size, ranks)
         return ends_s

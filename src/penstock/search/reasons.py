@@ -25,6 +25,7 @@ from penstock.search.field import Field
 from penstock.search.judge import Judge
 from penstock.search.shapes import Fixed
 from penstock.simulate.sharing import crowded
+from penstock.sums import in_words
 from penstock.units import format_bytes, format_seconds
 
 _WHOLE = Words(shard=(), prefetch=0, parts=())
@@ -244,18 +245,26 @@ def _summed(judge: Judge, chosen: Candidate) -> Iterator[Decision]:
     """Yield in which dtype gradients travel that copies of a stage sum, where that is another."""
     plan, stages = chosen.plan, judge.price(chosen.plan).stages
     made = judge.schedule(plan)
-    several = [s for s in stages.stages if plan.replicas * len(made.stage_ranks[s.index]) > 1]
+    among = [plan.replicas * len(ranks) for ranks in made.stage_ranks]
+    several = [s for s in stages.stages if among[s.index] > 1]
     if plan.agreement.sums is None or not several:
         return
     other = judge.candidate(plan.changed(sums=None))
     now, wide = (
-        format_bytes(sum(summed_bytes(judge.graph, s.parameters, sums) for s in several))
+        format_bytes(
+            sum(
+                summed_bytes(
+                    judge.graph, s.parameters, sums, ranks=among[s.index], shared=stages.shared
+                )
+                for s in several
+            )
+        )
         for sums in (plan.agreement.sums, None)
     )
     why = (
         f"asked for: sums of {now} in place of {wide}, {format_seconds(chosen.step_s)} in place of "
     )
-    why += f"{format_seconds(other.step_s)} a step; rounded once on each rank, and once summed"
+    why += f"{format_seconds(other.step_s)} a step; gradients {in_words(plan.agreement.sums)}"
     yield Decision("sums", plan.agreement.sums, "user", why)
 
 

@@ -10,7 +10,6 @@ from penstock.cluster.cluster import Cluster
 from penstock.cluster.order import host_orders, placed
 from penstock.errors import PlanError, ScheduleError
 from penstock.graph.graph import Graph
-from penstock.job import Precision
 from penstock.plan.terms import Buffers
 from penstock.program.passes.offload import Offloaded
 from penstock.rules.rule import Rule
@@ -76,7 +75,7 @@ class Fixed:
     memory: int | tuple[int, ...] | None = None
     post_validation: bool = False
     wire: tuple[int, int] = (AS_IT_IS, AS_IT_IS)
-    sums: Precision | None = None
+    sums: str | None = None
     rules: tuple[Rule, ...] = ()
     as_placed: bool = False
     state_stays: bool = False

@@ -49,7 +49,11 @@ def simulate(
     schedule = schedule_of(plan, num_steps=program.num_steps)
     alive, ways = weight_copies(schedule), ways_of(schedule)
     ways = ways._replace(
-        bits=program.bits, compiled=plan.terms.compiled, sharded=plan.divided, far=plan.far
+        bits=program.bits,
+        compiled=plan.terms.compiled,
+        sharded=plan.divided,
+        far=plan.far,
+        held_back=plan.holds_back,
     )
     costs = costs_of(graph, stages, profiles, alive, copies=plan.offloads, ways=ways)
     costs = by_rank(costs, profiles, program, places, (graph, stages))

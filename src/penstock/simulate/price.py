@@ -49,6 +49,7 @@ class Ways(NamedTuple):
     compiled:  whether runs of ops are compiled as one.
     sharded:   of each stage, among how many ranks it is divided, 1 where it is not; empty: none is.
     far:       stages whose weights, or whose part of them, are in far memory.
+    held_back: whether ranks keep what they do not send of gradients.
     """
 
     passing: frozenset[tuple[Kind, int]] = frozenset()
@@ -58,6 +59,7 @@ class Ways(NamedTuple):
     compiled: bool = False
     sharded: tuple[int, ...] = ()
     far: frozenset[int] = frozenset()
+    held_back: bool = False
 
     def parts(self, stage: int) -> int:
         """Return among how many ranks a stage is divided."""
@@ -235,7 +237,8 @@ def _what(stage: Stage, versions: Sequence[int], ways: Ways) -> tuple[Hashable, 
     at = stage.index
     passing = tuple((kind, at) in ways.passing for kind in _SEGMENTS)
     alive = versions[at] if len(versions) > at else 1
-    return passing, ways.together, ways.compiled, ways.parts(at), at in ways.far, alive
+    is_far = at in ways.far
+    return passing, ways.together, ways.compiled, ways.parts(at), is_far, alive, ways.held_back
 
 
 def _put_joint_s(
@@ -583,6 +586,7 @@ def _held_bytes(
     state, read = state_bytes(graph, stage, profile), _read_bytes(graph, stage)
     numbers = _number_bytes(graph, stage, profile)
     if not ways.comes_and_goes(stage.index):
+        trained += trained if ways.held_back else 0
         return int(trained + state + numbers + older) + read
     copies = sum(graph.copy_bytes(p) for p in _trained(graph, stage))
     away = trained - trained // parts + copies  # its gradients are there from sum to update

@@ -118,7 +118,14 @@ def _with_links(plan: Plan, made: Schedule, setting: Setting, seconds: Seconds) 
     own_units = plan.schedule.units if isinstance(plan.schedule, Recipe) else ()
     ends = np.cumsum(own_units or (1,) * len(lives))
     weights = [
-        summed_bytes(setting.graph, s.parameters, plan.agreement.sums) for s in stages.stages
+        summed_bytes(
+            setting.graph,
+            s.parameters,
+            plan.agreement.sums,
+            ranks=len(own),
+            shared=stages.shared,
+        )
+        for s, own in zip(stages.stages, ranks, strict=True)
     ]
     sums = [
         _rounded(cluster.sum_s(size, own)) if len(own) > 1 else 0.0

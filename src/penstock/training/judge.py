@@ -26,10 +26,12 @@ from penstock.job import Job
 from penstock.program.program import Program
 from penstock.runtime import checkpoint
 from penstock.runtime.audited import LATER
+from penstock.runtime.held_back import HELD, held_in
 from penstock.runtime.rounded import Rounded
 from penstock.runtime.rounded_sums import RoundedSums
 from penstock.runtime.sequential import BegunWindow, Weights, sequential
 from penstock.runtime.weights import load_model
+from penstock.sums import HALVES
 from penstock.taken import Taken
 from penstock.training.compare import (
     Difference,
@@ -47,6 +49,7 @@ from penstock.training.plain import Plain, PlainStep
 from penstock.training.proof import LOW_PRECISION_TOLERANCE, TOLERANCE, Proof, proof_of
 
 INFINITY = float("inf")
+_HELD = 100  # times the least scale: what is not sent is the difference of large numbers
 _BUFFERS, _OPTIMIZER = partial(compared, "buffers"), partial(compared, "optimizer")
 Earlier = checkpoint.Checkpoint | None
 
@@ -113,7 +116,7 @@ def plain_loop(case: Case, *, digests: bool = True) -> PlainLoop:
     owners = {
         name: [rank for rank in row for _ in range(joined)] for name, row in case.owners.items()
     }
-    sums = RoundedSums(owners, job.sums) if job.sums else None
+    sums = RoundedSums(owners, job.sums) if job.sums in HALVES else None
     if case.rounded is None:
         return PlainLoop(Plain(job, sums=sums), reads)
     parts = case.rounded
@@ -168,11 +171,14 @@ def _steps(case: Case, folder: Path, left_out: list[str], loop: PlainLoop) -> It
     """
     losses = read_json(folder / "losses.json", CheckpointError, "losses")
     plain, reads = loop.plain, loop.reads
+    last: Mapping[str, Tensor] = dict[str, Tensor]()
     if case.resume is not None:
         state = checkpoint.load(case.resume)
         plain.load(state.tensors, state.plain)
+        last = state.tensors
     for step in case.steps:
         found, state = _found(folder, step), {**plain.weights(), **plain.buffers()}
+        plain.released, last = _released(last, found.tensors), found.tensors
         made, rows = _made(case, plain, step)
         yield from rows
         left_out += _overflow(plain, step)
@@ -198,6 +204,16 @@ def _steps(case: Case, folder: Path, left_out: list[str], loop: PlainLoop) -> It
         plain.load(found.tensors, found.plain)
 
 
+def _released(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return by how much less ranks hold back of each gradient than before, all together."""
+    found: dict[str, Tensor] = {}
+    for name in {key.partition("/")[2] for key in (*before, *after) if key.startswith(HELD)}:
+        rows = [kept.double() for _, kept in held_in(before, name)]
+        rows += [-kept.double() for _, kept in held_in(after, name)]
+        found[name] = torch.stack(rows).sum(0).to(next(held_in(after, name))[1].dtype)
+    return found
+
+
 def _gradient_differences(
     case: Case,
     plain: Plain,
@@ -206,7 +222,8 @@ def _gradient_differences(
     pair: tuple[Mapping[str, Tensor], Mapping[str, Tensor]],
 ) -> list[Difference]:
     """Return how gradients differ; where that may be rounding, as 64 bits tell."""
-    compare = partial(compared_gradients, least=least_scale(pair[1]))
+    least = least_scale(pair[1]) * (_HELD if plain.released else 1)
+    compare = partial(compared_gradients, least=least)
     rows = list(in_widths(compare, *pair))
     far = [r for r in rows if r.value > (LOW_PRECISION_TOLERANCE if r.narrow else TOLERANCE)]
     if not far or math.isinf(far[0].value) or plain.leaves_out:
@@ -239,6 +256,7 @@ def _steps_by_parts(
             plain.take_left(before.tensors)
             plain.take_scale(before.plain)
         found = _found(folder, step, checkpoint.unread)
+        plain.released = _released({} if before is None else before.tensors, found.tensors)
         made, rows = _made(case, plain, step)
         yield from rows
         left_out += _overflow(plain, step)
@@ -246,7 +264,8 @@ def _steps_by_parts(
         yield _loss_difference(plain, "loss", losses.get(str(step)), made.loss)
         if (buffers := plain.buffers()) and case.job.buffers == "exact":
             yield from in_widths(_BUFFERS, _buffers_of(found, plain), buffers)
-        compare = partial(compared_gradients, least=least_scale(made.gradients))
+        least = least_scale(made.gradients) * (_HELD if plain.released else 1)
+        compare = partial(compared_gradients, least=least)
         yield from in_widths(compare, _Part(found.tensors, "gradients/"), made.gradients)
         plain.model.zero_grad()
         if plain.is_plain and case.updates:

@@ -23,15 +23,17 @@ class JobTerms(NamedTuple):
 
     weights:  the file or folder whose weights the model begins with; "": it makes its own.
     rules:    to which every plan keeps; those that replace modules make another model.
+    sums:     in place of `Job.sums`; "": as the job says.
     """
 
     weights: str = ""
     rules: tuple[Rule, ...] = ()
+    sums: str = ""
 
     def from_anywhere(self) -> "JobTerms":
         """Return the same terms with the places of files as seen from any folder of this host."""
         weights = str(Path(self.weights).absolute()) if self.weights else ""
-        return JobTerms(weights, tuple(map(_from_anywhere, self.rules)))
+        return self._replace(weights=weights, rules=tuple(map(_from_anywhere, self.rules)))
 
 
 class Loaded(NamedTuple):
@@ -54,6 +56,8 @@ def loaded(job: Job | str, terms: JobTerms = JobTerms()) -> Loaded:  # noqa: B00
         author = load_job(job) if isinstance(job, str) else job
     if terms.weights:
         author = beginning_with(author, terms.weights)
+    if terms.sums:
+        author = replace(author, sums=terms.sums)
     author = replayed(author)
     return Loaded(author, replaced(author, terms.rules))
 

@@ -105,6 +105,14 @@ class Options(TypedDict, total=False):
             metavar="WORD",
         ),
     ]
+    sums: Annotated[
+        str,
+        Spelling(
+            "plan",
+            "Gradients are summed as bfloat16, float16, int8, sign, top:PART or rank:COLUMNS.",
+            metavar="WAY",
+        ),
+    ]
     post_validation: Annotated[
         bool,
         Spelling("plan", "Update before the norm that clips is known.", bool),

@@ -5,6 +5,7 @@ eager autograd, torch's own clipping, the job's optimizer on the whole model.  O
 random ops are Penstock's (`graph/code.py`): they belong to micro-batches, not to a process.
 But where numbers are rounded between ranks, there is no such loop: then gradients are those of
 `runtime/rounded.py`, of the traced step; and sums over ranks in 16 bits those of `rounded_sums.py`.
+Where ranks hold back what they do not send, its sum is what they send and hold back together.
 """
 
 import itertools
@@ -67,6 +68,7 @@ class Plain:
         self.leaves_out = False  # the step that is under way: its gradients overflow
         self.left: dict[str, Tensor] = {}  # gradients that an own zero_grad has not cleared
         self.clears = has_own_zero_grad(self.optimizer)
+        self.released: Mapping[str, Tensor] = {}  # by which ranks hold back less after the step
         self._data: Iterator[Any] = iter(())
         self._next = -1
 
@@ -87,6 +89,9 @@ class Plain:
                 self._add(self.sums, index % self.job.micro_batches)
         for name, gradient in (self.sums.take() if self.sums else {}).items():
             self.parameters[name].grad = gradient
+        for name, released in self.released.items() if backward else ():
+            given = self.parameters[name].grad
+            self.parameters[name].grad = released.clone() if given is None else given + released
         if self.loss_scale is not None and backward:
             self._unscale(self.loss_scale)
         self._add_left()

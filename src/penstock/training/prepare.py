@@ -25,14 +25,17 @@ if TYPE_CHECKING:
 Slices = Sequence[tuple[str, int]]  # (name, slices) of parameters
 
 
-def loaded(text: str, rules: Sequence[Rule], listener: Listener) -> "Loaded":
+def loaded(
+    text: str, rules: Sequence[Rule], listener: Listener, sums: str | None = None
+) -> "Loaded":
     """Return the job that `text` names, as written and with modules replaced by rules, verified.
 
+    sums:     in place of the job's, if any.
     Raises:   JobError: there is no such job; a module is replaced by one that computes another.
     """
     from penstock.training import loading
 
-    found = loading.loaded(text, loading.JobTerms(rules=tuple(rules)))
+    found = loading.loaded(text, loading.JobTerms(rules=tuple(rules), sums=sums or ""))
     loading.check_replaced(found, rules, listener)
     return found
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from penstock.files import Json
 from penstock.graph.wire import error_bound
 from penstock.job import Job
+from penstock.sums import HALVES, sums_way
 from penstock.training.compare import Difference, worst_of
 
 TOLERANCE = 1e-5  # relative, of sums made in another order
@@ -47,7 +48,9 @@ class Proof:
         if self.bits:
             bits = " or ".join(map(str, self.bits))
             loop += f" that rounds to {bits} bits what goes from rank to rank"
-        if self.sums:
+        if sums_way(self.sums or None).holds_back:
+            loop += f", with what ranks hold back of sums as {self.sums},"
+        elif self.sums:
             loop += f"{' and' if self.bits else ' that'} rounds what ranks sum to {self.sums}"
         return f"equal to {loop} at step {steps}: {groups}{rest}"
 
@@ -86,7 +89,8 @@ def _tolerance(row: Difference, job: Job, bits: tuple[int, ...]) -> float:
         return _WINDOW_ROUNDINGS * error_bound(min(bits))
     if row.narrow:  # whatever it comes of: numbers of 16 bits are rounded where they are kept
         return LOW_PRECISION_TOLERANCE
-    exact = row.what in _SAME_INPUTS or job.precision is job.autocast is job.sums is None
+    is_whole = job.precision is job.autocast is None and job.sums not in HALVES
+    exact = row.what in _SAME_INPUTS or is_whole
     return TOLERANCE if exact else LOW_PRECISION_TOLERANCE
 
 

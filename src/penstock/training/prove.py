@@ -45,6 +45,7 @@ from penstock.runtime.weights import StageWeights
 from penstock.runtime.windows import repeated
 from penstock.runtime.worker import RankResult, Report, State, Task, save, state_of
 from penstock.schedule.recipe import trains
+from penstock.sums import HALVES
 from penstock.training.buffers import check_chosen
 from penstock.training.digest import ReadDigests, digest_of, recorded
 from penstock.training.judge import Case, SequentialParts, judged
@@ -135,7 +136,7 @@ def run_replicas(case: Case, ranks: int, folder: Path, laws: Laws, launcher: Lau
 
 def owners_of_replicas(job: Job, ranks: int) -> Mapping[str, Sequence[int]]:
     """Return which replica adds up the gradient of each micro-batch, as `Case` needs it."""
-    if not job.sums or ranks == 1:
+    if job.sums not in HALVES or ranks == 1:
         return {}
     each = [number * ranks // job.micro_batches for number in range(job.micro_batches)]
     return {name: each for name, _ in build_model(job).named_parameters()}
@@ -193,7 +194,7 @@ def case_of(
                 program, stages_of(plan, captured.graph), captured, plan.terms.joined
             )
         case = Case(job, steps, resume, backward, rounded=rounded, by_parts=by_parts)
-        if job.sums:
+        if job.sums in HALVES:
             case = replace(case, owners=_owners(plan, captured), joined=int(plan.terms.joined))
         return replace(case, model=captured.model)
     if not begun:

@@ -809,12 +809,13 @@ class Session:
         if self.elastic and self.text:
             ranks = self.fixed.ranks if self.job.batch_by_ranks else None  # a share is part of them
             told += " --elastic" + ("" if ranks is None else f" --ranks {ranks}")
+        told += f" --sums {self.fixed.sums}" if self.fixed.sums and self.text else ""
         return f"{told} -- {script.tail}" if script.arguments else told
 
     @property
     def job_terms(self) -> JobTerms:
         """Return what makes the job besides the text that names it."""
-        return JobTerms(self.weights, self.fixed.rules)
+        return JobTerms(self.weights, self.fixed.rules, self.fixed.sums or "")
 
     def task_terms(self, plan: Plan) -> TaskTerms:
         """Return what ranks have alike, whichever plan they run.

@@ -173,7 +173,7 @@ def _session(request: Request, heard: Listener) -> Session:  # long: option by o
     begins = "" if weights is None else str(weights)
     name = script_of(request.job).job if isinstance(request.job, str) else "the job"
     with heard.busy(f"loading {name}"):
-        found = loaded(request.job, JobTerms(begins, said))
+        found = loaded(request.job, JobTerms(begins, said, options.get("sums", "")))
     fixed = _fixed(options, found.job, said, follows)
     policy, units = options.get("policy"), options.get("units")
     return Session(
@@ -218,6 +218,7 @@ def _fixed(options: Options, job: Job, rules: Sequence[Rule], follows: int | Non
         offload=options.get("offload"),
         memory=ask.memory_asked(options.get("memory")),
         post_validation=is_validated,
+        sums=options.get("sums"),
         rules=tuple(rules),
         whole=is_elastic,
         tensor=options.get("tensor", 1),

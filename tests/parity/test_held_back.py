@@ -1,0 +1,124 @@
+"""Sums in few numbers: runs whose ranks hold back what they do not send."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from penstock.errors import JobError, PlanError, RunError
+from penstock.plan.lower import lower_plan
+from penstock.runtime import checkpoint
+from penstock.runtime.launch import run_processes
+from penstock.training.prove import Planned, prove, prove_eager
+from tests.parity.optimizing import MICRO_BATCHES, WIDTH, Net, job_of, run_of, windows_from
+from tests.parity.training import differing, train
+
+WAYS = "int8", "sign", "top:0.1", "rank:2"
+
+
+def adamw(weights):
+    return torch.optim.AdamW(weights, lr=3e-3)
+
+
+def half_net():
+    return Net()
+
+
+class Tied(nn.Module):
+    """A weight that the first and the last stage share."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.layers[3].weight = self.layers[0].weight
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + torch.tanh(layer(x))
+        return x
+
+
+def summing(job, stages=1, schedule="one_f_one_b", **options):
+    run = run_of(job, stages, schedule, **options)
+    return run._replace(plan=run.plan.changed(sums=job.sums))
+
+
+@pytest.mark.parametrize("sums", WAYS)
+@pytest.mark.parametrize(
+    ("model", "schedule", "stages", "options"),
+    [
+        (half_net, "one_f_one_b", 2, {"replicas": 2, "clip_norm": 0.05}),
+        (Tied, "one_f_one_b", 2, {"replicas": 2, "precision": "bfloat16"}),
+        (half_net, "chimera", 2, {"num_ranks": 2}),
+    ],
+)
+def test_the_proof_counts_what_is_held_back(sums, model, schedule, stages, options):
+    given = {k: options[k] for k in ("precision", "clip_norm") if k in options}
+    job = job_of(adamw, model, sums=sums, **given)
+    run = summing(job, stages, schedule, **{k: v for k, v in options.items() if k not in given})
+    proof = prove(Planned(run.job, run.captured, run.plan), (0, 1, 2, 3))
+    assert proof.problem == ""
+    assert f"with what ranks hold back of sums as {sums}" in str(proof)
+    with pytest.raises(PlanError, match="gradients"):
+        prove(Planned(replace(job, sums=None), run.captured, run.plan))
+
+
+@pytest.mark.parametrize("sums", WAYS)
+def test_a_resumed_run_holds_back_what_the_first_one_did(sums, tmp_path):
+    run = summing(job_of(adamw, half_net, sums=sums), 2, replicas=2)
+    whole = train(run, tmp_path / "whole", (1,) * 6)
+    train(run, tmp_path / "first", (1,) * 3)
+    newest = checkpoint.latest(tmp_path / "first")
+    state = checkpoint.load(newest)
+    assert {f"held-back-{rank}/first.weight" for rank in range(2)} <= state.tensors.keys()
+    found = train(run, tmp_path / "then", windows=windows_from(run, 3), resume=newest)
+    assert differing(found.weights, whole.weights) == []
+
+
+def test_what_two_ranks_have_held_back_is_held_back_by_one_place_of_a_sum(tmp_path):
+    job = job_of(adamw, half_net, sums="top:0.1")
+    train(summing(job, 2, replicas=2), tmp_path / "two", (1,) * 3)
+    newest = checkpoint.latest(tmp_path / "two")
+    alone = run_of(job_of(adamw, half_net), 1)
+    found = train(alone, tmp_path / "one", windows=windows_from(alone, 3), resume=newest)
+    assert all(value.isfinite().all() for value in found.weights.values())
+
+
+def test_processes_hold_back_what_threads_do(tmp_path):
+    run = summing(job_of(adamw, half_net, sums="int8"), 1, replicas=2)
+    threads = train(run, tmp_path / "threads", (1,) * 4)
+    processes = train(run, tmp_path / "processes", (1,) * 4, run_processes)
+    assert differing(processes.weights, threads.weights) == []
+
+
+@pytest.mark.parametrize(
+    ("sums", "size_bytes"),
+    [
+        (None, 4 * 64 * 65),
+        ("int8", 17 * 260),
+        ("sign", 17 * 36),
+        ("top:0.1", 2 * 4 * 416),
+        ("rank:4", 4 * (4 * 128 + 64)),
+    ],
+)
+def test_a_program_says_as_how_large_a_tensor_is_summed(sums, size_bytes):
+    def wide():
+        return nn.Sequential(nn.Linear(64, 64))
+
+    def ones(start):
+        while True:
+            yield torch.ones(2, 64)
+
+    job = replace(job_of(adamw, wide, sums=sums), data=ones)
+    run = summing(job, 1, replicas=MICRO_BATCHES)
+    (reduce,) = lower_plan(run.plan, run.captured.graph).code.reductions
+    assert reduce.size_bytes == size_bytes
+
+
+def test_jobs_without_a_plan_and_in_float16_are_refused():
+    job = job_of(adamw, half_net, sums="int8")
+    with pytest.raises(RunError, match="sums as int8 need a plan"):
+        prove_eager(job, 2, (0,))
+    with pytest.raises(JobError, match="where a step may be left out"):
+        replace(job, precision="float16")
