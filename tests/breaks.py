@@ -1969,8 +1969,8 @@ BREAKS = (
     Break(
         "compiled_is_not_predicted",
         "search/judge.py",
-        "ways = ways._replace(compiled=plan.terms.compiled, held_back=plan.holds_back)",
-        "ways = ways._replace(compiled=False, held_back=plan.holds_back)",
+        "ways = ways._replace(compiled=plan.terms.compiled, held_back=plan.sum_passes)",
+        "ways = ways._replace(compiled=False, held_back=plan.sum_passes)",
         ("tests/training/test_compiling.py",),
         "a compiled plan is predicted op by op, so that it never pays",
     ),

@@ -10,8 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.runtime.few_numbers import greatest, orthonormal
 from penstock.runtime.flat import layouts_of
-from penstock.runtime.held_back import HeldBack, orthonormal
+from penstock.runtime.held_back import HeldBack
 from penstock.sums import summed_as, sums_way
 from tests.draws import examples
 from tests.runtime.transport_ranks import run_threads, values
@@ -247,6 +248,25 @@ def test_nothing_is_lost_when_another_number_of_ranks_goes_on(count):
     expected = sum(rows[-1][1] for rows, _, _ in ranks)
     for node, view in layout.views(total).items():
         torch.testing.assert_close(view, layout.views(expected)[node])
+
+
+@examples(20)
+@given(
+    count=st.integers(1, 9000),
+    part=st.floats(0.001, 1),
+    shape=st.sampled_from(("normal", "equal", "mostly zero", "one huge")),
+)
+def test_the_greatest_are_found_by_a_threshold(count, part, shape):
+    sizes = torch.randn(count, generator=torch.Generator().manual_seed(count)).abs()
+    if shape == "equal":
+        sizes.fill_(2.0)
+    if shape == "mostly zero":
+        sizes[: 9 * count // 10] = 0
+    sizes[0] = 1e30 if shape == "one huge" else sizes[0]
+    kept = max(1, int(part * count))
+    places = greatest(sizes, kept)
+    assert len(set(places.tolist())) == kept
+    assert torch.equal(sizes[places].sort().values, sizes.topk(kept).values.sort().values)
 
 
 def test_columns_that_depend_on_others_are_none():

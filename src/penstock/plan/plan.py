@@ -201,6 +201,11 @@ class Plan:
         return self.total_ranks > 1 and sums_way(self.agreement.sums).holds_back
 
     @property
+    def sum_passes(self) -> float:
+        """Return how often as long as a copy of gradients it takes to send them in few numbers."""
+        return sums_way(self.agreement.sums).passes if self.holds_back else 0.0
+
+    @property
     def grid(self) -> Grid:
         """Whose the ranks are, and who takes which micro-batches of a step."""
         return self.place.grid

@@ -16,19 +16,18 @@ they are sent, and the bytes that takes, says penstock/sums.py:
 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from itertools import accumulate, pairwise
 from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
 
+from penstock.runtime.few_numbers import sum_codes, sum_greatest, sum_products
 from penstock.runtime.flat import Flat, count_of
 from penstock.runtime.transport.transport import Transport
-from penstock.sums import BLOCK, SumsWay, as_matrix, block_bytes, blocks_of
+from penstock.sums import SumsWay, as_matrix
 
 HELD = "held-back-"  # and the number of a rank among those that sum; place of a key
 POWER = "power"  # place of the key of Q
-_INDEPENDENT = 1e-5  # of a column: less than that of it is left by the columns before: rounding
 
 
 class SumRun(NamedTuple):
@@ -193,140 +192,3 @@ class HeldBack:
     def held(self) -> list[Tensor]:
         """Return all tensors that are kept."""
         return [*self.left, *self.powers.values()]
-
-
-def sum_codes(
-    transport: Transport, whole: Tensor, left: Tensor, ranks: tuple[int, ...], way: SumsWay
-) -> None:
-    """Replace `whole` by its sum in codes; put what they do not say into `left`."""
-    own, count, size = ranks.index(transport.rank), len(ranks), block_bytes(way.kind)
-    blocks = [blocks_of(len(whole)) * at // count for at in range(count + 1)]
-    ends = [min(BLOCK * at, len(whole)) for at in blocks]
-    parts = [whole[a:b] for a, b in pairwise(ends)]
-    given = [coded(part, way) for part in parts]
-    came = [torch.empty_like(given[own]) for _ in ranks]
-    came[own] = given[own]
-    transport.swap(given, came, ranks)
-    left.copy_(whole)
-    for at, codes in enumerate(given):
-        left[ends[at] : ends[at + 1]] -= meant(codes, len(parts[at]), way)
-    total = meant(came[0], len(parts[own]), way)
-    for codes in came[1:]:
-        total += meant(codes, len(parts[own]), way)
-    whole_codes = torch.empty(blocks[-1] * size, dtype=torch.uint8, device=whole.device)
-    cuts = [size * at for at in blocks]
-    mine = coded(total, way)
-    whole_codes[cuts[own] : cuts[own + 1]] = mine
-    left[ends[own] : ends[own + 1]] += total - meant(mine, len(total), way)
-    transport.all_gather(whole_codes, cuts, ranks)
-    for at, part in enumerate(parts):
-        part.copy_(meant(whole_codes[cuts[at] : cuts[at + 1]], len(part), way))
-
-
-def coded(values: Tensor, way: SumsWay) -> Tensor:
-    """Return numbers as bytes, block by block: first the scales of all, then all codes.
-
-    A block with a number that is not finite has a scale that is not, either.
-    """
-    rows = torch.nn.functional.pad(values, (0, -len(values) % BLOCK)).view(-1, BLOCK)
-    if way.kind == "sign":
-        scales = rows.abs().mean(1)
-        bits = (rows >= 0).view(-1, BLOCK // 8, 8).to(torch.uint8)
-        codes = (bits << _shifts(values)).sum(2, dtype=torch.uint8)
-    else:
-        scales = rows.abs().amax(1) / 127 if len(rows) else rows.sum(1)
-        steps = rows / scales.clamp(min=torch.finfo(torch.float32).tiny)[:, None]
-        codes = steps.round_().nan_to_num_().clamp_(-127, 127).to(torch.int8).view(torch.uint8)
-    return torch.cat([scales.float().view(torch.uint8), codes.reshape(-1)])
-
-
-def meant(codes: Tensor, count: int, way: SumsWay) -> Tensor:
-    """Return the `count` numbers that codes stand for."""
-    blocks = blocks_of(count)
-    scales = codes[: 4 * blocks].clone().view(torch.float32)[:, None]
-    rows = codes[4 * blocks :].view(blocks, block_bytes(way.kind) - 4)
-    if way.kind == "sign":
-        bits = ((rows[:, :, None] >> _shifts(codes)) & 1).view(blocks, BLOCK)
-        return (bits.float().mul_(2).sub_(1) * scales).view(-1)[:count]
-    return (rows.view(torch.int8) * scales).view(-1)[:count]
-
-
-def _shifts(like: Tensor) -> Tensor:
-    return torch.arange(8, dtype=torch.uint8, device=like.device)
-
-
-def sum_greatest(
-    transport: Transport, whole: Tensor, left: Tensor, ranks: tuple[int, ...], way: SumsWay
-) -> None:
-    """Replace `whole` by the sum of the greatest numbers of each rank; put the rest into `left`."""
-    own, kept = ranks.index(transport.rank), way.kept_of(len(whole))
-    places = torch.topk(whole.abs(), kept, sorted=False).indices
-    numbers = whole[places]
-    left.copy_(whole)
-    left[places] = 0
-    row = torch.cat([numbers.view(torch.uint8), places.to(torch.int32).view(torch.uint8)])
-    rows = torch.empty(len(ranks) * len(row), dtype=torch.uint8, device=whole.device)
-    cuts = [len(row) * at for at in range(len(ranks) + 1)]
-    rows[cuts[own] : cuts[own + 1]] = row
-    transport.all_gather(rows, cuts, ranks)
-    whole.zero_()
-    for row in rows.view(len(ranks), 2, -1):  # one rank after the other, as its places are unlike
-        whole.index_add_(0, row[1].view(torch.int32).long(), row[0].view(torch.float32))
-
-
-def sum_products(
-    transport: Transport,
-    pair: tuple[Tensor, Tensor],
-    ranks: tuple[int, ...],
-    matrices: Mapping[int, tuple[int, tuple[int, ...]]],
-    powers: dict[int, Tensor],
-) -> None:
-    """Replace matrices by the products that ranks agree on, and all else by its sum.
-
-    pair:      the gradients of a run, and what is held back of them.
-    matrices:  by node, where one begins and its shape.  powers: Q of each; replaced.
-    """
-    whole, left = pair
-    places = {n: slice(start, start + count_of(shape)) for n, (start, shape) in matrices.items()}
-    views = {n: whole[places[n]].view(as_matrix(shape)) for n, (_, shape) in matrices.items()}
-    rest = torch.ones(len(whole), dtype=torch.bool, device=whole.device)
-    for place in places.values():
-        rest[place] = False
-    others = whole[rest]
-    firsts = [view @ powers[node] for node, view in views.items()]
-    flat = torch.cat([*(first.view(-1) for first in firsts), others])
-    transport.all_reduce(flat, ranks)
-    *summed, others = _cut(flat, [*(first.numel() for first in firsts), len(others)])
-    bases = [orthonormal(each.view_as(p)) for each, p in zip(summed, firsts, strict=True)]
-    seconds = [v.T @ p for v, p in zip(views.values(), bases, strict=True)]
-    if seconds:
-        flat = torch.cat([second.reshape(-1) for second in seconds])
-        transport.all_reduce(flat, ranks)
-        summed = _cut(flat, [second.numel() for second in seconds])
-    left.zero_()
-    for (node, view), base, total in zip(views.items(), bases, summed, strict=True):
-        powers[node] = total.view_as(powers[node]).clone()
-        product = base @ powers[node].T
-        left[places[node]] = (view - product / len(ranks)).reshape(-1)
-        view.copy_(product)
-    whole[rest] = others
-
-
-def _cut(flat: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-    return [flat[a:b] for a, b in pairwise([0, *accumulate(sizes)])]
-
-
-def orthonormal(columns: Tensor) -> Tensor:
-    """Return columns made orthonormal, one by one; zeros where one depends on those before it.
-
-    What is left of such a one is rounding, and would be another direction on each machine.
-    """
-    made = columns.clone()
-    for at in range(made.shape[1]):
-        own, before = made[:, at], made[:, :at]
-        size = (own * own).sum().sqrt()
-        for _ in range(2):  # once leaves what rounding has made of the first time
-            own -= before @ (before.T @ own)
-        left = (own * own).sum().sqrt()
-        own *= torch.where(left > _INDEPENDENT * size, 1 / left, 0.0)
-    return made

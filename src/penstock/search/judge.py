@@ -271,7 +271,7 @@ class Judge:
     def price(self, plan: Plan, alive: Sequence[int] = (), ways: Ways = ONE_BY_ONE) -> Priced:
         """Return the stages of `plan`, priced; `alive` and `ways` as in `held_of`."""
         copies = plan.offloads
-        ways = ways._replace(compiled=plan.terms.compiled, held_back=plan.holds_back)
+        ways = ways._replace(compiled=plan.terms.compiled, held_back=plan.sum_passes)
         key = plan.cuts, plan.recompute, tuple(alive), copies, ways, plan.terms.wire, plan.divided
         key = (*key, plan.far)
         if key not in self._priced:

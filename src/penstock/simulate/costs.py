@@ -21,7 +21,8 @@ class Costs:
     devices    names of the device kinds; "" stands for any (then it is the only one)
     by_rank    whether there is a column for each rank in place of each kind of device
     unshard_s  [stage]: gathering the weights, besides what the links take; empty: no time
-    shards_s   [stage]: leaving its gradients where they are kept, once summed; empty: no time
+    shards_s   [stage]: leaving its gradients where they are kept, once summed, or sending them in
+               few numbers; empty: no time
     unshard_bytes  [stage]: the gathered weights, for what the links take; empty: nothing
     packing_s  [packing or unpacking, edge, device]: what a message costs its sender and its
                receiver besides; empty: nothing

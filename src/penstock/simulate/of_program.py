@@ -53,7 +53,7 @@ def simulate(
         compiled=plan.terms.compiled,
         sharded=plan.divided,
         far=plan.far,
-        held_back=plan.holds_back,
+        held_back=plan.sum_passes,
     )
     costs = costs_of(graph, stages, profiles, alive, copies=plan.offloads, ways=ways)
     costs = by_rank(costs, profiles, program, places, (graph, stages))

@@ -296,7 +296,11 @@ def _sum_s(
         sizes = seconds.guard_bytes.tolist()
         return exchange_s(sizes, seconds.guard_s, cluster, program.guard.apart)
     stretch, kept_s = program.stretch(reduce.ranks[0]), 0.0
-    if reduce.how == "shards" and isinstance(seconds, Costs) and len(seconds.shards_s):
+    if (
+        reduce.how in ("shards", "replicas")
+        and isinstance(seconds, Costs)
+        and len(seconds.shards_s)
+    ):
         kept_s = float(seconds.shards_s[_stage_of(reduce)])
     if cluster is None or len(reduce.ranks) == 1:
         return kept_s
@@ -304,7 +308,7 @@ def _sum_s(
         size_bytes = reduce.size_bytes * stretch
         taken_s = kept_s + cluster.collective_s("reduce_scatter", size_bytes, reduce.ranks)
         return taken_s + cluster.ends_s(reduce.ranks)
-    return cluster.sum_s(reduce.size_bytes, reduce.ranks)
+    return kept_s + cluster.sum_s(reduce.size_bytes, reduce.ranks)
 
 
 def exchange_s(sizes: Sequence[int], busy_s: float, cluster: Cluster | None, apart: int) -> float:

@@ -49,7 +49,8 @@ class Ways(NamedTuple):
     compiled:  whether runs of ops are compiled as one.
     sharded:   of each stage, among how many ranks it is divided, 1 where it is not; empty: none is.
     far:       stages whose weights, or whose part of them, are in far memory.
-    held_back: whether ranks keep what they do not send of gradients.
+    held_back: how often as long as a copy of gradients it takes to send them in few numbers, where
+               ranks keep what they do not send; 0: they are sent as they are.
     """
 
     passing: frozenset[tuple[Kind, int]] = frozenset()
@@ -59,7 +60,7 @@ class Ways(NamedTuple):
     compiled: bool = False
     sharded: tuple[int, ...] = ()
     far: frozenset[int] = frozenset()
-    held_back: bool = False
+    held_back: float = 0.0
 
     def parts(self, stage: int) -> int:
         """Return among how many ranks a stage is divided."""
@@ -179,9 +180,10 @@ def _loaded_s(
     leave its gradients where they are kept; nothing where none comes and goes.
 
     The own part is copied, or loaded from far memory; a sum is added up and copied, or left there.
+    Of those that stay, what it takes to send their gradients in few numbers.
     On the slowest device.
     """
-    if not (ways.sharded or ways.far):
+    if not (ways.sharded or ways.far or ways.held_back):
         return np.empty(0), np.empty(0)
     far_s, copy_s, add_s = (
         max(getattr(profile, name) for profile in row)
@@ -190,6 +192,7 @@ def _loaded_s(
     loaded, left = np.zeros((2, len(stages.stages)))
     for at, stage in enumerate(stages.stages):
         if not ways.comes_and_goes(at):
+            left[at] = ways.held_back * copy_s * trained_bytes(graph, stage)
             continue
         own = _own_bytes(graph, stage, ways)
         others = ways.parts(at) - 1
