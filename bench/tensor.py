@@ -62,12 +62,13 @@ from penstock.runtime.launch import join_torchrun, torchrun_store
 from penstock.runtime.rank import Rank
 from penstock.runtime.rank_terms import RankTerms
 from penstock.runtime.transport import Transport
+from penstock.search.search import search
 from penstock.search.shapes import Fixed
 from penstock.simulate.of_program import simulate
 from penstock.timeline import peak_bytes, step_s
+from penstock.training.degrees import slices_in_words
 from penstock.training.listener import SILENT
 from penstock.training.prepare import divided_step
-from penstock.training.tensor import best_by_tensor
 
 RANKS, MODELS = (2, 4), ("gpt", "vgg")
 ROUNDS, STEPS = 5, 3
@@ -255,14 +256,16 @@ def rows(models: Sequence[str], sizes: Sequence[int], rounds: int) -> Iterator[R
         job, cluster = job_of(name), Cluster.here(ranks)
         step = divided_step(capture(job), ranks, SILENT)
         profiles = (measure(step, job, beside=1),)
-        plan = best_by_tensor(job, step, Fixed(ranks=ranks, tensor=ranks), profiles, cluster)
+        asked = Fixed(ranks=ranks, tensor=ranks)
+        found = search(step.graph, profiles, cluster, micro_batches=1, fixed=asked)
+        plan = found.plan
         timeline = simulate(lower(plan, step.graph), profiles[0], cluster, spans=False)
         told = played(name, plan, ranks, rounds)
         own, other = told["ours"], told["peer"]
         yield {
             "model": name,
             "ranks": ranks,
-            "way": next(each.why for each in plan.decisions if each.what == "tensor"),
+            "way": slices_in_words(step.graph),
             "ours_s": statistics.median(own.turns.times_s),
             "peer_s": statistics.median(other.turns.times_s),
             "ratio": ratio_of(own.turns, other.turns),

@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from penstock.cluster.cluster import Cluster, DeviceKind, Host, Link
 from penstock.plan import Plan
 from tests.cli.conftest import MLP, Call
 
@@ -33,6 +34,22 @@ def test_a_divided_run_goes_on_whole_and_a_whole_one_divided(call: Call, tmp_pat
     assert made.keys() == alone.keys()
     for name, weight in alone.items():
         torch.testing.assert_close(made[name], weight, rtol=1e-5, atol=1e-6)
+
+
+def test_a_plan_for_machines_of_a_file_divides_ops_as_asked_and_is_explained(
+    call: Call, tmp_path: Path
+) -> None:
+    machines, file = tmp_path / "two.toml", tmp_path / "plan.json"
+    kind = DeviceKind("small", 1 << 30, (("float32", 1e11),), 2e10)
+    Cluster((kind,), (Host("host", "small", 2),), inside=Link(1e-6, 50e9)).save(machines)
+    done = call("plan", JOB, "--cluster", machines, "--tensor", 2, "--out", file)
+    assert done.code == 0, done.err
+    assert "tensor: 2 ranks (user): requested: " in done.out
+    assert Plan.load(file).place.tensor == 2
+    assert call("simulate", file).code == 0
+    explained = call("explain", file)
+    assert explained.code == 0
+    assert "tensor: 2 ranks (user)" in explained.out
 
 
 @pytest.mark.parametrize("more", [("--offload", "all"), ("--elastic",), ("--units", "block")])

@@ -28,6 +28,7 @@ from penstock.training.choose import (
     decided,
     found_in_units,
 )
+from penstock.training.degrees import degree_asked
 from penstock.training.options import Options
 from penstock.training.settle import CheckOptions
 from penstock.units import format_bytes, format_seconds
@@ -35,7 +36,8 @@ from penstock.units import format_bytes, format_seconds
 _MOST_SHOWN = 10  # plans of the front, unless they differ by more than
 _MOST_SLACK = 10.0
 _SHOWN = "cluster", "ranks", "stages", "schedule", "memory"
-_TAKEN = *_SHOWN, "units", "offload", "post_validation", "rules", "check", "sums"
+_UNDIVIDED = "units", "offload", "post_validation", "rules", "sums"
+_TAKEN = *_SHOWN, "tensor", *_UNDIVIDED, "check"
 
 
 @taking(_TAKEN, _SHOWN)
@@ -104,6 +106,7 @@ def _fixed(options: Options, replicas: int | None) -> Fixed:
     Raises:   PlanError, ScheduleError: it cannot be.
     """
     schedule, rules = options.get("schedule"), options.get("rules")
+    asks = {f"--{name.replace('_', '-')}": options.get(name) for name in _UNDIVIDED}
     return Fixed(
         options.get("ranks"),
         replicas,
@@ -113,6 +116,7 @@ def _fixed(options: Options, replicas: int | None) -> Fixed:
         post_validation=options.get("post_validation", False),
         sums=options.get("sums"),
         rules=() if rules is None else load(str(rules)),
+        tensor=degree_asked(options.get("tensor"), asks),
     )
 
 
@@ -168,6 +172,7 @@ def spread(front: Sequence[Candidate]) -> tuple[list[Candidate], float]:
 def _name(plan: Plan) -> str:
     sizes = f"{plan.replicas} x {plan.num_stages} stages on {plan.total_ranks} ranks"
     words = [f"{name_of(plan.schedule)}: {sizes}"]
+    words += [f"ops divided among {plan.tensor}"] if plan.tensor > 1 else []
     words += [f"{plan.terms.joined} micro-batches joined"] if plan.terms.joined > 1 else []
     words += [f"micro-batches {taken.words(plan.terms.joined)}"] if plan.terms.joined < 1 else []
     rows = enumerate(plan.recompute)

@@ -24,6 +24,7 @@ from penstock.search.crossing import crossing
 from penstock.search.field import Field
 from penstock.search.judge import Judge
 from penstock.search.shapes import Fixed
+from penstock.search.whole import whole_cuts, whole_stages
 from penstock.simulate.sharing import crowded
 from penstock.sums import in_words
 from penstock.units import format_bytes, format_seconds
@@ -52,17 +53,17 @@ def reasons(
     plan = best.plan
     ranks = against("ranks", fixed.ranks, lambda p: p.total_ranks)
     replicas = against("replicas", fixed.replicas, lambda p: p.replicas)
-    stages = against("number of stages", fixed.stages, lambda p: p.num_stages)
+    stages = against("number of stages", fixed.stages, whole_stages)
     asked = None if _is_completed(plan, fixed) else fixed.schedule
     schedule = against("schedule", asked, lambda p: name_of(p.schedule))
     again = _saved(judge, plan) + against("recompute", fixed.recompute, _how_much)
-    cuts = ", ".join(plan.cut_names) or "uncut"
+    cuts = ", ".join(whole_cuts(plan)) or "uncut"
     return (
         Decision("ranks", str(plan.total_ranks), by(fixed.ranks), ranks),
         *_machines(best, field, judge),
         Decision("replicas", str(plan.replicas), by(fixed.replicas), replicas),
         Decision(
-            "stages", f"{plan.num_stages} on {plan.num_ranks} ranks", by(fixed.stages), stages
+            "stages", f"{whole_stages(plan)} on {plan.num_ranks} ranks", by(fixed.stages), stages
         ),
         Decision("cuts", cuts, "search", _balance(judge, plan, devices)),
         Decision("schedule", _made_for(plan), by(asked), schedule),

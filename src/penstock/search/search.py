@@ -15,7 +15,8 @@ from penstock.cluster.cluster import Cluster
 from penstock.cluster.regions import regions_of
 from penstock.errors import MemoryShortError, PlanError
 from penstock.graph.graph import Graph
-from penstock.plan.plan import Plan, Prediction, decide, plan_by_hand
+from penstock.graph.tensor.cuts import apart_only, collect_points
+from penstock.plan.plan import Plan, Prediction, decide, divided, plan_by_hand
 from penstock.profile.kinds import Profiles
 from penstock.program.passes.offload import Offloaded
 from penstock.program.passes.receive_early import early_on
@@ -165,6 +166,10 @@ def _polished(field: Field, cutter: "_Cutter", fixed: Fixed) -> list[Candidate]:
     Raises:   PlanError: none can be used.
     """
     judge, objective, cluster = field.judge, field.objective, field.judge.cluster
+    if judge.graph.tensor > 1:  # of such plans nothing is moved
+        if usable := field.best(_POLISHED):
+            return usable
+        raise _none_fits(field.simulated)
     kinds = ((cluster.device_of(r).name, cluster.memory_of(r)) for r in range(cluster.num_ranks))
     if len({*kinds}) > 1 or len(regions_of(cluster)) > 1:
         tried = [*field.best(_POLISHED_UNLIKE), *_best_of_each(field)]
@@ -263,15 +268,17 @@ class _Cutter:
             self.problem = self.problem or problem
             return
         plan = by_work(self.judge, with_cuts(self.judge.graph, bare, cuts))
-        wires = [plan.terms.wire, fixed.wire] if shape.num_ranks > 1 else [plan.terms.wire]
-        for recompute, wire in itertools.product(self._choices(fixed), dict.fromkeys(wires)):
+        packed = [fixed.wire] if shape.num_ranks > 1 and plan.tensor == 1 else []
+        wires = dict.fromkeys([plan.terms.wire, *packed])
+        for recompute, wire in itertools.product(self._choices(fixed), wires):
             again = plan.changed(recompute=(recompute,) * shape.stages, wire=wire)
             try:
                 again = made_to_keep(again, self.judge.graph, self.judge.rules)
             except PlanError as problem:  # not with this schedule, or these replicas
                 self.problem = self.problem or problem
                 continue
-            yield again
+            points = collect_points(self.judge.graph)
+            yield divided(again, self.judge.graph, points) if points else again
             copies = any(word != "none" for word in again.offload)
             if copies and self.copies_beside(again):
                 yield again.changed(beside=True)
@@ -334,7 +341,7 @@ class _Cutter:
         if (devices, portions) not in self._cuts:
             op_s, rules = [profile.op_s for profile in self.judge.profiles], self.judge.rules
             required = rules.required if len(rules.required) < shape.stages else frozenset[int]()
-            ends = StageEnds(required, rules.forbidden)
+            ends = StageEnds(required, rules.forbidden | apart_only(self.judge.graph))
             try:
                 found = balanced_cuts_on(self.judge.graph, op_s, devices, portions, ends)
             except PlanError:

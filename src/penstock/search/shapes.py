@@ -10,6 +10,7 @@ from penstock.cluster.cluster import Cluster
 from penstock.cluster.order import host_orders, placed
 from penstock.errors import PlanError, ScheduleError
 from penstock.graph.graph import Graph
+from penstock.graph.tensor.cuts import apart_only
 from penstock.plan.terms import Buffers
 from penstock.program.passes.offload import Offloaded
 from penstock.rules.rule import Rule
@@ -39,6 +40,7 @@ _DEEP = (  # schedules that are tried there
     *("gpipe", "one_f_one_b", "interleaved", "zb_h1", "zb_h2", "zb_v"),
     *("zb_greedy", "v_half", "v_min", "dual_pipe_v"),
 )
+_DIVIDED = "gpipe", "one_f_one_b", "zb_h1"  # schedules that are tried where ops are divided, too
 _ALL_WAYS = 6  # ranks, of which every way to divide them among stages is tried
 
 
@@ -59,7 +61,8 @@ class Fixed:
     rules:     that every plan keeps to.
     as_placed: whether hosts stay in the order in which they stand.
     state_stays: whether the optimizer's state cannot be in far memory, or in parts.
-    tensor:    ranks that divide the ops of each stage; other plans than a search tries.
+    tensor:    ranks that divide the ops of each stage: 1, or what the traced step is rewritten for;
+               None: also steps that are rewritten for several, where that may pay.
     whole:     whether replicas divide their state only where memory is short: for runs that go on
                when ranks are lost, and then have all that is needed.
     """
@@ -80,7 +83,7 @@ class Fixed:
     as_placed: bool = False
     state_stays: bool = False
     whole: bool = False
-    tensor: int = 1
+    tensor: int | None = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +109,8 @@ def shapes(graph: Graph, cluster: Cluster, micro_batches: int, fixed: Fixed) -> 
     for order in orders[:1] if fixed.as_placed else orders:
         there = placed(cluster, order)
         holding = [there.host_of(rank).name for rank in range(cluster.num_ranks)]
-        for ranks, row in itertools.groupby(sizes, lambda size: size.replicas * size.num_ranks):
+        for across, row in itertools.groupby(sizes, lambda size: size.replicas * size.num_ranks):
+            ranks = across * graph.tensor
             if (key := tuple(holding[:ranks])) in seen:
                 continue
             seen.add(key)
@@ -117,7 +121,7 @@ def shapes(graph: Graph, cluster: Cluster, micro_batches: int, fixed: Fixed) -> 
 
 
 def _sizes(graph: Graph, most: int, micro_batches: int, fixed: Fixed) -> Iterator[Shape]:
-    for ranks in _numbers(most, fixed):
+    for ranks in _across(graph, most, fixed):
         for replicas in range(1, ranks + 1):
             if (
                 ranks % replicas
@@ -129,7 +133,14 @@ def _sizes(graph: Graph, most: int, micro_batches: int, fixed: Fixed) -> Iterato
             if ranks == replicas and _wants_pipeline(graph, most, fixed):
                 continue
             shares = evenly(micro_batches, replicas)
+            if graph.tensor > 1 and unlike(shares):
+                continue
             yield from _pipelines(graph, ranks // replicas, shares, fixed, few=most <= _FEW)
+
+
+def _across(graph: Graph, most: int, fixed: Fixed) -> Iterator[int]:
+    """Yield the numbers of ranks that are tried; those that divide ops together count as one."""
+    return (n // graph.tensor for n in _numbers(most, fixed) if n % graph.tensor == 0)
 
 
 def _numbers(most: int, fixed: Fixed) -> Iterable[int]:
@@ -145,16 +156,18 @@ def _wants_pipeline(graph: Graph, num_ranks: int, fixed: Fixed) -> bool:
     """Return whether a schedule is fixed and there can be a pipeline to have it."""
     if isinstance(fixed.schedule, Schedule):
         return fixed.schedule.num_ranks > 1
-    most = (fixed.ranks or num_ranks) // (fixed.replicas or 1)
+    most = (fixed.ranks or num_ranks) // graph.tensor // (fixed.replicas or 1)
     return fixed.schedule is not None and min(most, len(graph.cut_points) + 1) > 1
 
 
 def _pipelines(
     graph: Graph, num_ranks: int, shares: tuple[int, ...], fixed: Fixed, *, few: bool
 ) -> Iterator[Shape]:
-    most = len(graph.cut_points) + 1
+    most = len(graph.cut_points) + 1 - len(apart_only(graph))
     wanted = fixed.schedule
     usual = _synchronous(num_ranks, most) if few or num_ranks == 1 else map(Recipe, _DEEP)
+    if graph.tensor > 1 and num_ranks > 1:
+        usual = map(Recipe, _DIVIDED)
     asked = _wanted(wanted, num_ranks, most) if wanted else usual
     for each in asked:
         if each == _layered(num_ranks) and _wants_order(fixed):
@@ -288,8 +301,10 @@ def nothing_fits(graph: Graph, cluster: Cluster, micro_batches: int, fixed: Fixe
 
 def _asked(fixed: Fixed) -> str:
     """Return what is fixed, in words."""
-    names = ("ranks", "replicas", "stages", "schedule", "recompute")
+    names = ("ranks", "replicas", "stages", "schedule", "recompute", "tensor")
     asked = {n: getattr(fixed, n) for n in names if getattr(fixed, n) is not None}
+    if fixed.tensor == 1:
+        del asked["tensor"]
     if fixed.schedule is not None:
         asked["schedule"] = words_of(any_schedule(fixed.schedule))
     words = [f"{name} {value}" for name, value in asked.items()]

@@ -16,7 +16,8 @@ def tried_beside(
     """Return the fastest candidate of each other kind, and the step of one process.
 
     A kind is how many replicas there are, of how many ranks each.  One process is simulated
-    where it was not tried; it is left out where it does not fit.
+    where it was not tried; it is left out where it does not fit, or cannot be: several ranks divide
+    the ops of the step.
     """
     kinds: dict[tuple[int, int], Candidate] = {}
     for each in candidates:
@@ -24,7 +25,7 @@ def tried_beside(
         if not each.refused and (kind not in kinds or each.step_s < kinds[kind].step_s):
             kinds[kind] = each
     kinds.pop((chosen.plan.replicas, chosen.plan.num_ranks), None)
-    if chosen.plan.total_ranks > 1 and (1, 1) not in kinds:
+    if chosen.plan.total_ranks > 1 and (1, 1) not in kinds and chosen.plan.tensor == 1:
         alone = judge.candidate(_alone(judge, chosen.plan, micro_batches))
         if not alone.refused:
             kinds[1, 1] = alone

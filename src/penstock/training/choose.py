@@ -31,6 +31,7 @@ from penstock.search.simplest import ERROR
 from penstock.search.units import in_best_units
 from penstock.simulate import kernel
 from penstock.taken import Taken
+from penstock.training.degrees import DegreeSearch, as_asked, decision
 from penstock.training.fuse import known, usable
 from penstock.training.listener import SILENT, Listener
 from penstock.training.prepare import joined_step, machines, profiled_here
@@ -84,7 +85,8 @@ class Joining(NamedTuple):
     """One way of joining micro-batches: how many, the job, its step, and the step's profiles.
 
     joined:  as in a plan: below 1 they are divided.
-    Of one way there may be several steps, in which other parameters are in slices.
+    Of one way there may be several steps, in which other parameters are in slices, or whose ops
+    several ranks divide.
     """
 
     joined: Taken
@@ -94,7 +96,9 @@ class Joining(NamedTuple):
 
     def is_of(self, plan: Plan) -> bool:
         """Return whether a plan is one of this step."""
-        return (self.joined, self.captured.graph.slices) == (plan.terms.joined, plan.terms.split)
+        graph = self.captured.graph
+        own = self.joined, graph.slices, graph.tensor
+        return own == (plan.terms.joined, plan.terms.split, plan.tensor)
 
 
 class Option(NamedTuple):
@@ -129,6 +133,11 @@ class Searched(NamedTuple):
     front: tuple[Candidate, ...]
     tally: Tally
     options: tuple[Option, ...]
+
+    def ways(self, tensor: int) -> tuple[Joining, ...]:
+        """Return the ways of joining micro-batches of the steps whose ops so many ranks divide."""
+        ways = (option.way for option in self.options)
+        return tuple(way for way in ways if way.captured.graph.tensor == tensor)
 
     def profiles_of(self, choice: Choice) -> "tuple[Profile, ...]":
         """Return the profiles of the step of a choice from among the options."""
@@ -224,7 +233,7 @@ def found_in_units(
     plan, graph = choice.plan, choice.captured.graph
     is_whole = any(each.what == "optimizer" for each in plan.decisions)
     is_asked = units is not None or fixed.schedule is not None or fixed.stages is not None
-    if is_asked or is_whole or plan.grid.replicas == 1:
+    if is_asked or is_whole or plan.replicas == 1 or plan.tensor > 1:
         return in_units(choice, units, profiles, cluster, fixed.rules)
     judge = Judge(graph, profiles, cluster, rules=ruled(fixed.rules, graph))
     found, before_s = in_best_units(judge, plan), evaluate(graph, profiles, cluster, plan)[0].step_s
@@ -314,7 +323,10 @@ def best(
     problems = [option for _, option in tried if isinstance(option, PlanError)]
     options = [option for _, option in tried if not isinstance(option, PlanError)]
     cut = partial(_cut_option, fixed=fixed, there=there, aim=aim)
-    options += in_slices(tried, fixed, aim.objective, cut, _over(start, aim.limit_s))
+    is_over = _over(start, aim.limit_s)
+    options += in_slices(tried, fixed, aim.objective, cut, is_over)
+    degrees = DegreeSearch(tried, fixed, there.cluster, cut, is_over)
+    options += degrees.options(aim.objective)
     if not options:
         raise problems[0]
     first = min(options, key=lambda option: option.best.score(aim.objective))
@@ -323,6 +335,7 @@ def best(
     plan = with_joined(plan, first, options)
     if first.way.captured.graph.slices != captured.graph.slices:
         plan = decided(plan, (*plan.decisions, reason(first, tried, aim.objective)))
+    plan = decided(plan, decision(first, options, degrees.rows, fixed.tensor))
     tally = functools.reduce(operator.add, (option.found.tally for option in options))
     if aim.limit_s is not None and any(option.found.cut_short for option in options):
         late = Decision(
@@ -366,6 +379,8 @@ def _options(
     samples, short, fits = captured.graph.samples, False, False
     sizes = [*ways_to_join(job), *ways_to_divide(job, fixed, samples, ranks)]
     smaller = [k for k in ways_to_fit(job, fixed, samples) if k not in sizes]
+    if (fixed.tensor or 1) > 1:  # no such plan divides micro-batches
+        sizes, smaller = [k for k in sizes if k >= 1], []
     for at, count in enumerate((*sizes, *smaller)):
         if at >= len(sizes) and (fits or not short):
             return
@@ -378,6 +393,7 @@ def _options(
             if count < 1:
                 yield Joining(count, job, captured, ()), pair
             continue
+        pair = as_asked(*pair, fixed.tensor, there.listener)
         profiles = there.profile(pair[1], pair[0], cluster, there.listener)
         start = time.perf_counter()
         part_s = None if left_s is None else left_s / max(1, len(sizes) - at)
@@ -420,9 +436,10 @@ def _option(
 def best_like(found: Searched, fixed: Fixed, there: Machines) -> Choice:
     """Return the fastest plan with other decisions fixed, by what `found` was measured with.
 
+    It divides ops among as many ranks as are fixed, or among none.
     Raises:   PlanError: nothing fits what is fixed, or the memory.
     """
-    return best_of([option.way for option in found.options], fixed, there)
+    return best_of(found.ways(fixed.tensor or 1), fixed, there)
 
 
 def best_of(

@@ -77,6 +77,8 @@ def _impossible(choice: Choice, profiles: "Sequence[Profile]") -> No | None:
     """Return why a plan cannot be compiled; None if it can."""
     if choice.plan.terms.rounds:
         return "only choice", "ops that are compiled round in the last bit, and so would the wire"
+    if choice.plan.tensor > 1:
+        return "only choice", "ops that ranks divide are not compiled"
     if len(profiles) > 1:
         return "only choice", "devices of several kinds: what it gains is measured on one"
     why = no_compiler()

@@ -90,7 +90,9 @@ class Options(TypedDict, total=False):
     stages: Annotated["int | None", Spelling("plan", "Stages of a pipeline.", int, least=1)]
     tensor: Annotated[
         int,
-        Spelling("plan", "Ranks that divide the ops of each stage among them.", int, least=1),
+        Spelling(
+            "plan", "Ranks that divide the ops of each stage; default: the best.", int, least=1
+        ),
     ]
     units: Annotated[
         "Units | None",

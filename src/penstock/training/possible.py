@@ -23,6 +23,8 @@ def check_soon(job: Job, fixed: Fixed, listener: Listener) -> None:
     """
     if max(fixed.ranks or 1, fixed.stages or 1) <= job.micro_batches or not can_fork():
         return
+    if (fixed.tensor or 1) > 1:
+        return
 
     def asked() -> None:
         try:

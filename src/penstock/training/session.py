@@ -32,7 +32,7 @@ from penstock.runtime.folders import Keep
 from penstock.schedule.recipe import Recipe
 from penstock.script import script_of
 from penstock.search.shapes import Fixed
-from penstock.training import audited_run, same, saved, tensor, trial
+from penstock.training import audited_run, same, saved, trial
 from penstock.training.ask import to_fill
 from penstock.training.audit_pace import used_s
 from penstock.training.audited_run import DiffersError
@@ -266,6 +266,10 @@ class Session:
         if checked.problem and choice.plan.terms.compiled:
             choice = self.without_compiling(choice, checked.problem)
             checked = self.prove(choice, first_step, checkpoint, launch, found)
+        if checked.problem and choice.plan.tensor > 1 and self.fixed.tensor is None:
+            choice = self._undivided(captured, checkpoint, found, checked.problem)
+            launch = local_launcher(choice.plan.total_ranks)
+            checked = self.prove(choice, first_step, checkpoint, launch, found)
         if checked.problem and (apart := unjoined_choice(self, choice, found, checked.problem)):
             choice, launch = apart, local_launcher(apart.plan.total_ranks)
             checked = self.prove(choice, first_step, checkpoint, launch, found)
@@ -387,7 +391,7 @@ class Session:
             self.there.cluster,
             self.units,
             self.fixed.rules or None,
-            self.fixed.tensor > 1 or None,
+            self.fixed.tensor if (self.fixed.tensor or 1) > 1 else None,
         )
         return self.care.strict or any(each is not None for each in asked)
 
@@ -555,16 +559,13 @@ class Session:
         """
         cluster = self.there.cluster or machines(None, fixed.ranks, self.listener)
         there = self.there._replace(cluster=cluster.within(to_fill(fixed.memory)))
-        if fixed.tensor > 1:
-            choice, profiles = tensor.chosen(self.job, fixed, captured, there, decisions)
-            save(self.folder, choice.captured, choice.plan, profiles, cluster)
-            return choice
         searched, fixed, fewer = best_on_ranks(self.job, fixed, captured, there)
         decisions = (*decisions, *fewer)
-        ways = tuple(option.way for option in searched.options)
+        ways = searched.ways(1)  # a plan that is made again divides no ops
         search_s = sum(option.seconds for option in searched.options)
-        self.basis = SearchBasis(ways, fixed, self.units, search_s)
         choice = self._tuned(searched, fixed, decisions, there, found.laws)
+        is_whole = choice.plan.tensor == 1
+        self.basis = SearchBasis(ways, fixed, self.units, search_s) if is_whole else None
         profiles = searched.profiles_of(choice)
         if self.care.trial and not self.elastic:
             run = partial(trial.seconds_of, found.laws)
@@ -613,6 +614,14 @@ class Session:
         is_decided = is_cut and any(order[0].choice is each for each in (first, in_units))
         return choice if is_decided else cut(choice)
 
+    def _undivided(
+        self, captured: "Capture", checkpoint: Path | None, found: "Examined", problem: str
+    ) -> Choice:
+        """Return the best plan that divides no ops, in place of one that differs."""
+        self.listener.say(f"training by a plan that divides no ops: {problem}")
+        self.fixed = replace(self.fixed, tensor=1)
+        return self.choose(captured, checkpoint, found)
+
     def _kept(self, captured: "Capture", bounds: Fixed) -> Choice | None:
         """Return the plan of the run to resume, if it is what was requested.
 
@@ -627,7 +636,7 @@ class Session:
             return None
         plan = usable(on_hosts_of(Plan.load(path), self.there.cluster))
         is_other = self.fixed.ranks not in (None, plan.total_ranks)
-        is_other = is_other or fixed.tensor not in (1, plan.tensor)
+        is_other = is_other or fixed.tensor not in (None, plan.tensor)
         if is_other or any(each.what == "replanned" for each in plan.decisions):
             return None
         try:
@@ -641,7 +650,7 @@ class Session:
         if ruled(fixed.rules, captured.graph).broken(plan, captured.graph):
             return None
         profiles = self.folder / "profile.json"
-        if profiles.exists():
+        if profiles.exists() and plan.tensor == 1:
             way = Joining(plan.terms.joined, job, captured, load_profiles(profiles))
             self.basis = SearchBasis((way,), bounds, self.units, _SEARCH_S)
         return Choice(job, captured, plan)

@@ -171,7 +171,8 @@ def _shared_basis(session: "Session", choice: Choice, captured: "Capture") -> Se
     Only rank 0 has profiles and all ways of joining, and a basis only where the plan was searched
     for; the others trace a step with more joined when it is to be run.
     """
-    if session.basis is not None or session.given_plan is not None:
+    is_divided = choice.plan.tensor > 1  # then the plan stays
+    if session.basis is not None or session.given_plan is not None or is_divided:
         return session.basis
     first = Joining(1, session.job, captured, ())
     own = Joining(choice.plan.terms.joined, choice.job, choice.captured, ())

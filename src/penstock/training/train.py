@@ -24,6 +24,7 @@ from penstock.search.shapes import Fixed
 from penstock.training import ask
 from penstock.training.audits import parse_audit
 from penstock.training.choose import Machines
+from penstock.training.degrees import check_alone, degree_asked
 from penstock.training.goal import Goal, GoalWatch
 from penstock.training.joining import is_under_way, join_on_host
 from penstock.training.listener import SILENT, Listener, Row, SaysOnly
@@ -35,7 +36,6 @@ from penstock.training.prepare import started_on
 from penstock.training.saved import check_policy, text_in
 from penstock.training.session import Session
 from penstock.training.settle import CheckOptions
-from penstock.training.tensor import check_alone
 from penstock.training.torchrun import train_under_torchrun
 from penstock.training.view import TERMINAL
 from penstock.training.wanted import POLICY
@@ -61,6 +61,7 @@ _UNDIVIDED = (
     "until_loss",
     "eager",
     "rules",
+    "sums",
 )
 _OF_PLANS = (
     "plan",
@@ -221,7 +222,7 @@ def _fixed(options: Options, job: Job, rules: Sequence[Rule], follows: int | Non
         sums=options.get("sums"),
         rules=tuple(rules),
         whole=is_elastic,
-        tensor=options.get("tensor", 1),
+        tensor=degree_asked(options.get("tensor"), _asks(options, (*_UNDIVIDED, "policy"))),
     )
 
 
@@ -241,7 +242,7 @@ def _check_together(options: Options) -> None:
 
     Raises:   PlanError.  RunError: what is said of notices names no place for them.
     """
-    check_alone(options.get("tensor", 1), _asks(options, _UNDIVIDED))
+    check_alone(options.get("tensor"), _asks(options, _UNDIVIDED))
     _check_elastic(options)
     if options.get("eager") and any(options.get(name) for name in _OF_PLANS):
         hint = f"leave out {', '.join(flag_of(name) for name in _OF_PLANS)}"
@@ -253,7 +254,7 @@ def _check_together(options: Options) -> None:
 def _asks(options: Options, names: Sequence[str]) -> dict[str, bool]:
     """Return by flag whether each of these options asks for something."""
     values = {name: options.get(name) for name in names}
-    values["tensor"] = options.get("tensor", 1) > 1  # one rank divides nothing
+    values["tensor"] = (options.get("tensor") or 1) > 1  # one rank divides nothing
     values["until_loss"] = options.get("until_loss") is not None  # 0 is a loss
     return {flag_of(name): bool(values[name]) for name in names}
 

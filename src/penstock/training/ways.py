@@ -77,7 +77,8 @@ def in_words(joined: Taken) -> str:
 def with_joined(plan: Plan, first: "Option", options: "Sequence[Option]") -> Plan:
     """Return a plan whose prediction tells of the best with each other size of micro-batch, too.
 
-    One process is the fastest one, whatever its micro-batches.
+    Likewise of the best whose ops are divided among other numbers of ranks.  One process is the
+    fastest one, whatever its micro-batches.
     first:  of the options that of the plan.
     """
     if plan.predicted is None:
@@ -87,9 +88,11 @@ def with_joined(plan: Plan, first: "Option", options: "Sequence[Option]") -> Pla
     fastest = min(alone, key=lambda row: row.step_s, default=None)
     rows = [row for row in plan.predicted.tried if row.ranks > 1]
     rows += [
-        row_of(option.best, in_words(option.way.joined))
+        row_of(option.best, in_words(option.way.joined) if joined != first.way.joined else "")
         for option in options
-        if option.way.joined != first.way.joined and option.best.plan.total_ranks > 1
+        for joined, tensor in [(option.way.joined, option.best.plan.tensor)]
+        if (joined, tensor) != (first.way.joined, first.best.plan.tensor)
+        and option.best.plan.total_ranks > 1
     ]
     rows += [] if fastest is None else [fastest]
     rows.sort(key=lambda row: row.step_s)

@@ -32,6 +32,13 @@ class AlikeWeights(NamedTuple):
     options: tuple[Option, ...]
 
 
+class OpDivision(NamedTuple):
+    """The step of rank 0 of those that divide its ops, and the weights that it has in slices."""
+
+    held: Held
+    capture: Capture
+
+
 def by_tensor(capture: Capture, ranks: int, prices: RankSpeed | None = None) -> Capture:
     """Return the step of rank 0 of `ranks` that divide the ops of `capture`; of 1, itself.
 
@@ -40,8 +47,14 @@ def by_tensor(capture: Capture, ranks: int, prices: RankSpeed | None = None) -> 
     could not be cut at its collects.
     Raises:   GraphError: no op can be divided.
     """
-    if ranks == 1:
-        return capture
+    return capture if ranks == 1 else division(capture, ranks, prices).capture
+
+
+def division(capture: Capture, ranks: int, prices: RankSpeed | None = None) -> OpDivision:
+    """Return the step of rank 0 of 2 `ranks` or more, and what it holds in slices; see `by_tensor`.
+
+    Raises:   GraphError: no op can be divided.
+    """
     placing = Placing(capture, ranks, prices or RankSpeed())
     groups = groups_of(placing)
     problem: GraphError | None = None
@@ -53,7 +66,7 @@ def by_tensor(capture: Capture, ranks: int, prices: RankSpeed | None = None) -> 
         except GraphError as why:
             problem = why
         else:
-            return made
+            return OpDivision(layout.held, made)
     message = f"no weight of the model can be divided among {ranks} ranks"
     message += f": {problem.message}" if problem else ""
     raise GraphError(message, hint="take 1 tensor rank; replicas and pipelines divide other things")

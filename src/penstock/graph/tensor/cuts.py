@@ -37,7 +37,8 @@ def places_of(nodes: Sequence[Node], free: Sequence[bool]) -> list[int]:
 
 def needed_cuts(graph: Graph) -> tuple[int, ...]:
     """Return the nodes before which a divided step must be cut, in order."""
-    nodes, collects = graph.nodes, collects_in(graph.nodes)
+    nodes = graph.nodes
+    collects = collects_in(nodes) if graph.tensor > 1 else []
     if not collects:
         return ()
     places = places_of(nodes, graph.free)
@@ -54,7 +55,7 @@ def collect_points(graph: Graph) -> tuple[int, ...]:
 def apart_only(graph: Graph) -> frozenset[int]:
     """Return the cut points at which what a collect reads would be on another rank than it."""
     nodes = graph.nodes
-    if not (collects := collects_in(nodes)):
+    if graph.tensor == 1 or not (collects := collects_in(nodes)):
         return frozenset()
     places = places_of(nodes, graph.free)
     spans: list[tuple[int, int]] = []

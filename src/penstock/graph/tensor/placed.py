@@ -5,7 +5,7 @@ of placement that its inputs need.  What was changed once is there for all who r
 """
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple, TypeAlias
@@ -36,12 +36,14 @@ class RankSpeed(NamedTuple):
     """What a rank does in a second, as far as placements are chosen by it.
 
     latency_s:  of one collect, whatever its bytes.
+    op_s:       seconds of each node, where they are known; in place of FLOP and bytes.
     """
 
     flop_per_s: float = 4e10
     memory_bytes_per_s: float = 3e10
     link_bytes_per_s: float = 2e9
     latency_s: float = 1e-4
+    op_s: Sequence[float] = ()
 
 
 @dataclass(slots=True)
@@ -85,6 +87,9 @@ class Placing:
         self.bytes = {node: float(row.size_bytes) for node, row in self.rows.items()}
         self.memory_s = {n: work_of(n) * 4 / prices.memory_bytes_per_s for n in nodes}
         self.flop_s = {n: row.flop / prices.flop_per_s for n, row in self.rows.items()}
+        if prices.op_s:
+            self.flop_s = dict(zip(nodes, prices.op_s, strict=True))
+            self.memory_s = dict.fromkeys(nodes, 0.0)
         read = {k for n in graph.nodes if n.phase == "F" and n.kind == "op" for k in n.inputs}
         self._used = {n.name for at, n in enumerate(graph.nodes) if at in read}
         self.shapes = {node: shape_of(node) for node in nodes}
