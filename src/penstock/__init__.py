@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from penstock.batches import batches, from_loader
     from penstock.cluster import Cluster
     from penstock.errors import PenstockError
+    from penstock.estimate.traced import estimate
     from penstock.graph.composed import by_name
     from penstock.graph.graph import Graph
     from penstock.graph.traced import trace
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from penstock.plan import Plan
     from penstock.plan.of_plan import lower
     from penstock.profile import Profile
-    from penstock.profile.of_graph import estimate, measure
+    from penstock.profile.of_graph import measure
     from penstock.program.program import Program
     from penstock.report.of_run import report
     from penstock.schedule import SCHEDULES, Schedule
@@ -96,7 +97,7 @@ _PLACES = {
     "batches": "batches",
     "by_name": "graph.composed",
     "ema": "averages",
-    "estimate": "profile.of_graph",
+    "estimate": "estimate.traced",
     "from_loader": "batches",
     "load_job": "job",
     "load_weights": "training.export",

@@ -36,13 +36,13 @@ def test_convolution_has_two_per_product_and_twice_that_backward() -> None:
 
 
 class Attention(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, *, is_causal: bool = False) -> None:
         super().__init__()
-        self.qkv = nn.Linear(D, 3 * D)
+        self.qkv, self.is_causal = nn.Linear(D, 3 * D), is_causal
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(x).view(B, T, 3, H, D // H).permute(2, 0, 3, 1, 4).unbind(0)
-        return F.scaled_dot_product_attention(q, k, v)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=self.is_causal)
 
 
 def test_attention_has_two_products_forward_and_five_backward() -> None:
@@ -50,6 +50,14 @@ def test_attention_has_two_products_forward_and_five_backward() -> None:
     product = 2 * B * H * T * T * (D // H)
     attention = {key: n for key, n in found.items() if "scaled_dot_product" in key[1]}
     assert sorted(attention.values()) == [2 * product, 5 * product]
+
+
+def test_causal_attention_computes_the_pairs_that_see_each_other() -> None:
+    found = flop(Attention(is_causal=True), B, T, D)
+    product = 2 * B * H * (T * (T + 1) // 2) * (D // H)
+    attention = {key: n for key, n in found.items() if "scaled_dot_product" in key[1]}
+    assert sorted(attention.values()) == [2 * product, 5 * product]
+    assert not any(n for (_, op), n in found.items() if op == "_unsafe_view")
 
 
 class Recurrent(nn.Module):

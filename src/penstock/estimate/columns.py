@@ -33,7 +33,12 @@ COLUMNS = (
     Column("expert_intermediate", "intermediate", 4_000_000, "numbers inside an expert"),
     Column(
         "attention", "flash", 0,
-        "flash, flash 1 (its first version), written (scores in memory, fused softmax), eager",
+        "flash, masked (flash, its mask a tensor: of all pairs), flash 1 (its first version), "
+        "written (scores in memory, fused softmax), eager",
+    ),
+    Column(
+        "kernels", "of the framework", 0,
+        "between the products: fused, or op by op (each operator one, as torch runs them)",
     ),
     Column("loss", "plain", 0, "plain, or fused (softmax and loss one kernel)"),
     Column(

@@ -31,12 +31,14 @@ _SIZES = (
 _BY_NAME = {column.name: column for column in COLUMNS}
 _YES = {"yes": True, "true": True, "no": False, "false": False}
 _ATTENTION: dict[str, Scores] = {
-    "flash": "fused", "flash 1": "flash 1", "written": "written", "eager": "eager",
+    "flash": "fused", "masked": "masked", "flash 1": "flash 1", "written": "written",
+    "eager": "eager",
 }  # fmt: skip
 _SHARDING: dict[str, Sharding] = {
     "none": "none", "optimizer": "optimizer", "gradients": "gradients", "full": "full",
 }  # fmt: skip
 _RECOMPUTE: dict[str, Recompute] = {"none": "none", "selective": "selective", "full": "full"}
+_KERNELS = {"fused": False, "op by op": True}
 _PRECISION = {"bf16": 1.0, "fp16": 1.0, "fp8": 2.0}
 
 
@@ -78,7 +80,8 @@ def sample_of(row: Line) -> Sample | None:
     """
     if any(row.has(n) and row.text(n).lower() in FAILED for n in ("step_s", "tokens_per_s")):
         return None
-    model, framework = _model(row), _word(row, "framework", FRAMEWORKS)
+    framework = _word(row, "framework", FRAMEWORKS)
+    model = replace(_model(row), is_op_by_op=_kernels(row, framework))
     batch = _count(row, "batch")
     degrees = _degrees(row, batch)
     stages, devices = _stages(row, model, degrees)
@@ -182,6 +185,10 @@ def _model(row: Line) -> Transformer:
         scores=_word(row, "attention", _ATTENTION),
         experts=experts,
     )
+
+
+def _kernels(row: Line, framework: Framework) -> bool:
+    return _word(row, "kernels", _KERNELS) if row.has("kernels") else framework.is_op_by_op
 
 
 def _named(row: Line) -> Transformer:

@@ -14,6 +14,7 @@ class Framework(NamedTuple):
     parallel_too    tensor ranks also divide what lies between the products
     gradient_bytes  of one number of a gradient
     selective       part of the products that selective recompute repeats
+    is_op_by_op     operators between the products are kernels of their own
     source          where that is said
     """
 
@@ -23,33 +24,35 @@ class Framework(NamedTuple):
     parallel_too: bool
     gradient_bytes: int
     selective: float
+    is_op_by_op: bool
     source: str
 
 
 FRAMEWORKS = {
     "megatron-lm": Framework(
-        Hiding(), "none", False, False, 4, 0.0,
+        Hiding(), "none", False, False, 4, 0.0, False,
         "arguments.py: overlap of gradients, of gathers and of tensor messages are options",
     ),
     "megatron-core": Framework(
-        Hiding(gradients=True, pipe=True), "optimizer", False, True, 4, 0.0,
+        Hiding(gradients=True, pipe=True), "optimizer", False, True, 4, 0.0, False,
         "its performance guide: --overlap-grad-reduce, --overlap-param-gather, interleaved p2p",
     ),
     "fsdp": Framework(
-        Hiding(), "full", True, False, 4, 0.0,
+        Hiding(), "full", True, False, 4, 0.0, False,
         "torch.distributed.fsdp: the next gather runs beside compute",
     ),
     "deepspeed": Framework(
-        Hiding(gradients=True), "optimizer", False, False, 2, 0.0,
+        Hiding(gradients=True), "optimizer", False, False, 2, 0.0, False,
         "zero config: overlap_comm is true where gradients are divided",
     ),
     "torchtitan": Framework(
-        Hiding(pipe=True), "full", True, True, 4, 0.5,
+        Hiding(pipe=True), "full", True, True, 4, 0.5, False,
         "docs/fsdp.md; sequence parallel is part of its tensor parallel; activation_checkpoint.py: "
         "every second product is repeated",
     ),
     "penstock": Framework(
-        Hiding(gradients=True, pipe=True), "none", False, False, 4, 0.0,
-        "docs/plan.md: sums begin as soon as gradients are ready",
+        Hiding(gradients=True, pipe=True), "none", False, False, 4, 0.0, True,
+        "docs/plan.md: sums begin as soon as gradients are ready; docs/compiled.md: units are "
+        "compiled where that is asked for",
     ),
 }  # fmt: skip

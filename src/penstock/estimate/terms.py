@@ -34,10 +34,10 @@ from penstock.estimate.work import (
     stage_work,
     sums,
 )
+from penstock.profile.roofline import POWER
 
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
-POWER = 2.5
 
 
 class Terms(NamedTuple):

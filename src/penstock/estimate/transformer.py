@@ -6,16 +6,20 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from penstock.errors import EstimateError
 
-Scores: TypeAlias = Literal["fused", "flash 1", "written", "eager", "eager in 32 bits"]
+Scores: TypeAlias = Literal["fused", "masked", "flash 1", "written", "eager", "eager in 32 bits"]
 Split: TypeAlias = Literal["tensor", "copied", "expert"]
 
 
 class Matrix(NamedTuple):
-    """A weight matrix: cut over the tensor ranks, copied on each, or one per expert."""
+    """A weight matrix: cut over the tensor ranks, copied on each, or one per expert.
+
+    parts:  matrices that it is in models whose operators are kernels of their own.
+    """
 
     inputs: int
     outputs: int
     split: Split
+    parts: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +47,11 @@ class Transformer:
     """The sizes of a decoder.
 
     positions    rows of a learned embedding of positions, 0 for rotary ones
-    scores       how attention is computed: fused (scores never written), written by products
-                 with a fused softmax between them, or eager (an operator at a time), in 16
-                 bits or, where a model asks for it, in 32
+    scores       how attention is computed: fused (scores never written; only of pairs that may
+                 see each other), masked (so, of all pairs: their mask is a tensor), written by
+                 products with a fused softmax between them, or eager (an operator at a time),
+                 in 16 bits or, where a model asks for it, in 32
+    is_op_by_op  each operator between the products is a kernel of its own
     Raises:   EstimateError: a size is below 1, or heads do not divide.
     """
 
@@ -62,6 +68,7 @@ class Transformer:
     positions: int = 0
     scores: Scores = "fused"
     gate_bytes: int = 0  # of a number of the feed-forward, read and written; 0: of one kernel
+    is_op_by_op: bool = False
     latent: Latent | None = None
     experts: Experts | None = None
 
@@ -82,7 +89,7 @@ class Transformer:
     @property
     def is_flash(self) -> bool:
         """Return whether scores are never written."""
-        return self.scores in ("fused", "flash 1")
+        return self.scores in ("fused", "masked", "flash 1")
 
     @property
     def per_head(self) -> int:
@@ -105,7 +112,7 @@ class Transformer:
         wide = self.heads * self.per_head
         if self.latent is None:
             keys = (self.key_heads or self.heads) * self.per_head
-            yield Matrix(self.hidden, wide + 2 * keys, "tensor")
+            yield Matrix(self.hidden, wide + 2 * keys, "tensor", 3 if self.gated else 1)
         else:
             inner, cached = self.latent.query_rank, self.latent.key_rank
             yield Matrix(self.hidden, inner, "copied")
@@ -116,7 +123,7 @@ class Transformer:
 
     def plain(self) -> Iterator[Matrix]:
         """Yield the matrices of a plain feed-forward."""
-        yield Matrix(self.hidden, self.feed_forward * (1 + self.gated), "tensor")
+        yield Matrix(self.hidden, self.feed_forward * (1 + self.gated), "tensor", 1 + self.gated)
         yield Matrix(self.feed_forward, self.hidden, "tensor")
 
     def mixture(self) -> Iterator[Matrix]:

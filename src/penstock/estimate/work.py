@@ -5,12 +5,12 @@ Seconds are at peak rates of the datasheet, with no overlap; kernels and message
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from penstock.estimate.either import among, ever, most, where
 from penstock.estimate.links import LinkSeconds, all_reduce_s, exchange_s, gather_s, neighbour_s
 from penstock.estimate.run import TrainingRun
-from penstock.estimate.transformer import Matrix
+from penstock.estimate.transformer import Matrix, Transformer
 
 Lane: TypeAlias = Literal["device", "host", "wire"]
 Work: TypeAlias = "defaultdict[tuple[Lane, str], float]"
@@ -31,7 +31,10 @@ TIME_TERMS = (
 _SCORE_BYTES = (13, 16)
 _EAGER_BYTES = {"written": (29, 58), "eager": (29, 58), "eager in 32 bits": (42, 84)}
 _GROUPED = 1.25  # slower, products of experts: groups of unlike size in one kernel
-_FIRST_FLASH = 2.0  # slower than its second version, arXiv:2307.08691
+_FLASH_TIMES = {
+    "flash 1": 2.0,  # slower than its second version, arXiv:2307.08691
+    "masked": 2.0,  # all pairs, not those that may see each other
+}
 _LOSS_BYTES = 48, 20  # of a logit, forward and backward: op by op in 32 bits, and in one kernel
 _CAST_BYTES = 4  # of a number that goes into a product of 8 bits: read, and written twice
 _BLOCK_LAUNCHES = 24  # forward, fused norms, bias and dropout; twice as many backward
@@ -41,6 +44,28 @@ _EAGER_LAUNCHES = (
 _EXPERT_LAUNCHES = 60  # routing, permutation, one product per expert in a group
 _HEAD_LAUNCHES = 40  # head and loss, forward and backward
 _EMBEDDING_LAUNCHES = 12
+
+
+# Op by op, forward and backward, as torch traces them: llama of Hugging Face where there is a gate,
+# else LayerNorm and GELU.  Of a block: bytes of a number between blocks, of one of keys and values,
+# of one of the feed-forward, of a token that is masked; kernels.  Outside: bytes of a logit, of a
+# number of the first and the last block, of one of the table (its gradient is written whole, and
+# where it is also the head added to that of the head); kernels.
+class _Separate(NamedTuple):
+    of_hidden: int
+    of_key: int
+    of_inner: int
+    of_token: int
+    launches: int
+    of_ends: int
+    launches_outside: int
+
+
+_GATED = _Separate(283, 129, 29, 3, 112, 155, 66)
+_GATED_SHARED = _Separate(371, 64, 29, 3, 117, 155, 66)  # several heads share keys
+_PLAIN = _Separate(78, 0, 12, 0, 30, 35, 18)
+_SEPARATE_LOSS_BYTES = 28
+_TABLE_BYTES = 2, 8  # and where it is the head, too
 _ENGINE_LAUNCHES = 60  # of a stage for each micro-batch: buffers, messages and their events
 _WORD = 2  # bytes of a number that is sent or kept, in mixed precision
 _UPDATE_BYTES = 34  # read and written of a number by Adam in mixed precision
@@ -171,14 +196,16 @@ def _product_flop(run: TrainingRun, matrix: Matrix) -> float:
 def _operand_bytes(run: TrainingRun, matrix: Matrix) -> float:
     """Return the bytes that a product reads and writes on one rank, which its FLOP do not hide.
 
-    Tensor ranks divide one side of what is not the weight, and the weight.
+    Tensor ranks divide one side of what is not the weight, and the weight.  Where queries, keys and
+    values, or the feed-forward and its gate, are products of their own, each reads its inputs.
     """
     hidden = run.model.hidden
     other = matrix.outputs if matrix.inputs == hidden else matrix.inputs
+    times = matrix.parts if run.model.is_op_by_op else 1
     word = _WORD / run.product_speed
     match matrix.split:
         case "tensor":
-            numbers = run.tokens * (hidden + other / run.tensor)
+            numbers = run.tokens * (times * hidden + other / run.tensor)
             return word * (numbers + matrix.inputs * matrix.outputs / run.tensor)
         case "copied":
             split = where(run.sequence_parallel, run.tensor, 1)
@@ -204,7 +231,7 @@ def _attention(run: TrainingRun, at: int) -> Work:
     flop = 2 * pairs * (2 * model.per_head + rotary)
     again = run.recompute != "none"
     if model.is_flash:
-        flop *= (1 + again + 2.5) / 2 * (_FIRST_FLASH if model.scores == "flash 1" else 1)
+        flop *= (1 + again + 2.5) / 2 * _FLASH_TIMES.get(model.scores, 1)
     else:
         flop *= 1 + again + 2
         is_eager = _is_eager(run)
@@ -230,6 +257,8 @@ def _kernel_bytes(run: TrainingRun, block: int) -> float:
     experts and back: 16 a number that an expert sees; casts of what products in 8 bits read.
     """
     model, experts = run.model, run.model.experts
+    if model.is_op_by_op and not is_mixed(run, block):
+        return _separate_bytes(run)
     between = 22 * model.hidden / where(run.sequence_parallel, run.tensor, 1)
     inside = 12 * model.heads * model.per_head
     gate = model.gate_traffic
@@ -244,8 +273,25 @@ def _kernel_bytes(run: TrainingRun, block: int) -> float:
     return run.tokens * (between + inside / run.tensor)
 
 
-def _launches(run: TrainingRun, block: int) -> int:
+def _separate_bytes(run: TrainingRun) -> float:
+    """Return the bytes between the products where each operator is a kernel, forward: a third."""
+    model, each = run.model, _separate(run.model)
+    keys = (model.key_heads or model.heads) * model.per_head
+    between = each.of_hidden * model.hidden / where(run.sequence_parallel, run.tensor, 1)
+    inside = each.of_key * keys + each.of_inner * model.feed_forward
+    return run.tokens * (between + inside / run.tensor + each.of_token * model.sequence) / 3
+
+
+def _separate(model: Transformer) -> _Separate:
+    if not model.gated:
+        return _PLAIN
+    return _GATED_SHARED if 0 < model.key_heads < model.heads else _GATED
+
+
+def _launches(run: TrainingRun, block: int) -> float:
     """Return the kernels of a block, forward."""
+    if run.model.is_op_by_op and not is_mixed(run, block):
+        return _separate(run.model).launches / 3
     more = where(_is_eager(run), _EAGER_LAUNCHES, 0) if not run.model.is_flash else 0
     return _BLOCK_LAUNCHES + more + (_EXPERT_LAUNCHES if is_mixed(run, block) else 0)
 
@@ -262,9 +308,14 @@ def _is_eager(run: TrainingRun) -> bool:
 
 def _embedding(run: TrainingRun, at: int) -> Work:
     work: Work = defaultdict(float)
-    sent = _WORD * run.tokens * run.model.hidden
-    work["device", "bytes"] += 10 * sent / run.devices[at].bytes_per_s
-    work["host", "launches"] += _EMBEDDING_LAUNCHES
+    model, sent = run.model, _WORD * run.tokens * run.model.hidden
+    moved = 10 * sent
+    if model.is_op_by_op:  # the gradient of the whole table is written for each micro-batch
+        table = _TABLE_BYTES[model.tied] * model.head_matrix / run.tensor
+        moved = run.tokens * model.hidden * _separate(model).of_ends + table
+    work["device", "bytes"] += moved / run.devices[at].bytes_per_s
+    launches = _separate(model).launches_outside // 2 if model.is_op_by_op else _EMBEDDING_LAUNCHES
+    work["host", "launches"] += launches
     if ever(run.tensor > 1):
         _add(work, _tensor_sum(run, at, sent, times=1))
     return work
@@ -277,8 +328,14 @@ def _head(run: TrainingRun, at: int) -> Work:
     flop = 6 * run.tokens * model.head_matrix / run.tensor
     work["device", "products"] += flop / device.peak_flop_per_s
     logits = run.tokens * model.vocabulary / run.tensor
-    work["device", "bytes"] += _LOSS_BYTES[run.fused_loss] * logits / device.bytes_per_s
-    work["host", "launches"] += _HEAD_LAUNCHES
+    of_logit = _LOSS_BYTES[run.fused_loss]
+    moved, launches = of_logit * logits, _HEAD_LAUNCHES
+    if model.is_op_by_op:
+        operands = model.hidden * (run.tokens + model.vocabulary / run.tensor) + logits
+        moved = _SEPARATE_LOSS_BYTES * logits + 3 * _WORD * operands
+        launches = _separate(model).launches_outside // 2
+    work["device", "bytes"] += moved / device.bytes_per_s
+    work["host", "launches"] += launches
     if ever(run.tensor > 1):
         _add(work, _tensor_sum(run, at, _WORD * run.tokens * model.hidden, times=1))
     return work

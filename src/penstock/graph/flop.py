@@ -19,8 +19,9 @@ def flop_of(node: fx.Node) -> int:
 
     2 * m * n * k for a product; 4 * b * h * q * k * d for attention, 10 / 4 of it backward;
     2 * steps * b * weights for a recurrent layer, 4 backward; the number of elements written
-    for everything else; 0 for a view.
-    Ignores:  masked halves of causal attention; ops whose sizes depend on data.
+    for everything else; 0 for a view.  Attention that is told to be causal computes the pairs that
+    may see each other.
+    Ignores:  pairs that a mask leaves out; ops whose sizes depend on data.
     """
     value = node.meta.get("val")
     if node.target is operator.getitem or value is None or is_view(node):
@@ -33,15 +34,18 @@ def flop_of(node: fx.Node) -> int:
     given: Any = fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
     args, kwargs = given
     if packet == aten._scaled_dot_product_flash_attention_for_cpu:
-        return 4 * _attention(args[0], args[1])
+        return _seen(node, args[0], args[1], 4 * _attention(args[0], args[1]))
     if packet == aten._scaled_dot_product_flash_attention_for_cpu_backward:
-        return 10 * _attention(args[1], args[2])
+        return _seen(node, args[1], args[2], 10 * _attention(args[1], args[2]))
     if packet == aten.mkldnn_rnn_layer:
         return 2 * _recurrent(args[0], args[1:3])
     if packet == aten.mkldnn_rnn_layer_backward:
         return 4 * _recurrent(args[0], args[1:3])
     if packet in flop_registry:
-        return int(flop_registry[packet](*args, **kwargs, out_val=value))
+        flop = int(flop_registry[packet](*args, **kwargs, out_val=value))
+        at = 1 if "backward" in str(packet) else 0  # of the queries
+        is_attention = "scaled_dot_product" in str(packet)
+        return _seen(node, args[at], args[at + 1], flop) if is_attention else flop
     return sum(math.prod(out.shape) for out in outputs)
 
 
@@ -57,3 +61,16 @@ def _tensors(value: Any) -> list[Tensor]:
 def _attention(query: Tensor, key: Tensor) -> int:
     batch, heads, length, size = query.shape
     return int(batch * heads * length * key.shape[2] * size)
+
+
+def _seen(node: fx.Node, query: Tensor, key: Tensor, flop: int) -> int:
+    """Return the FLOP of attention that are left where each place sees those up to its own."""
+    schema = _compat.schema_of(node.target)
+    names = () if schema is None else [argument.name for argument in schema.arguments]
+    given: dict[str, object] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    if given.get("is_causal") is not True:
+        return flop
+    queries, keys = int(query.shape[-2]), int(key.shape[-2])
+    first = min(queries, keys)  # of the queries: query i sees i + 1 keys; the others see all
+    pairs = first * (first + 1) // 2 + (queries - first) * keys
+    return flop * pairs // (queries * keys)

@@ -285,7 +285,12 @@ def _writes(user: fx.Node, buffer: fx.Node) -> bool:
 
 
 def is_view(node: fx.Node) -> bool:
-    """Return whether an op's result shares the memory of an argument."""
+    """Return whether an op's result shares the memory of an argument.
+
+    That of `_unsafe_view` does, though its schema does not say so.
+    """
+    if node.target == aten._unsafe_view.default:
+        return True
     schema = _compat.schema_of(node.target)
     return schema is not None and any(result.alias_info is not None for result in schema.returns)
 

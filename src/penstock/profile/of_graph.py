@@ -1,13 +1,11 @@
-"""Profiles of a graph: measured here, or estimated for a cluster; by the job it was traced from."""
+"""Profile of a graph that is measured here, by the job it was traced from."""
 
 from dataclasses import replace
 
 from penstock.cluster.cluster import Cluster
 from penstock.graph.graph import Graph
 from penstock.graph.traced import capture_of
-from penstock.graph.wire import wire_choices
 from penstock.job import Job
-from penstock.profile.estimate import estimated, kinds_of
 from penstock.profile.profile import Profile
 
 
@@ -32,22 +30,6 @@ def measure(graph: Graph, job: Job | None = None, *, beside: int = 0) -> Profile
     finally:
         torch.set_num_threads(threads)
     return replace(profile, kind=kind_here())
-
-
-def estimate(graph: Graph, cluster: Cluster, job: Job | None = None) -> tuple[Profile, ...]:
-    """Return a profile of `graph` for each kind of device of `cluster`, from the device's peaks.
-
-    job:      needed for a graph that was loaded from a file: it says what the optimizer keeps.
-    Ignores:  what `estimated` and `optimizer_state` ignore.
-    Raises:   GraphError: no job is known, or it traces to another graph.
-              ClusterError: a device has no FLOP/s for the dtype of a product.
-    """
-    from penstock.profile.measure import optimizer_state
-
-    captured, known = capture_of(graph, job, values=False)
-    state = optimizer_state(captured, known)
-    wire = wire_choices(known.fewest_bits)
-    return tuple(estimated(graph, kind, state, wire=wire) for kind in kinds_of(cluster))
 
 
 def kind_here() -> str:

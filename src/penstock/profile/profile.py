@@ -103,7 +103,8 @@ class Profile:
     fused:      of the segments that were compiled; others take as long as their ops, one by one.
     samples, error:   of an estimate that was learned from runs on such devices: of how many
                 segments they told, and twice the relative standard deviation of the seconds of a
-                micro-batch; 0, 0: from the device's peaks alone.
+                micro-batch; 0 samples: what runs elsewhere have taught of such
+                devices (estimate/traced.py); 0, 0: from the device's peaks alone.
     kind:       name of the cluster's device kind that it describes; "" for any.
     steps, runs:   of a measured one, on how many sampled steps of how many runs its seconds rest
                 besides; 0, 0: on none.

@@ -2,6 +2,15 @@
 
     seconds = launch_s + max(FLOP / (peak * efficiency), bytes / (bandwidth * efficiency))
 
+On a device that the host runs ahead of, as an accelerator is, FLOP and operands of a product are
+paid one after the other, and the host's launches lie beside all: with D the sum over ops of what
+the device takes, and H that of the host,
+
+    device_s = FLOP / (peak * efficiency) + bytes / (bandwidth * efficiency)
+    all ops  = (D^p + H^p)^(1/p), p = 2.5
+
+which ops share by what they add to D and H.  These are the lanes of estimate/terms.py.
+
 FLOP count only for products, convolutions and attention; everything else is as fast as memory.
 The peak is the one that the device has for the dtype of the op's result: with "float32" that is
 what float32 is computed with, so a job that allows TF32 wants the rate of TF32 there.
@@ -12,7 +21,7 @@ Source:   "Roofline: an insightful visual performance model", CACM 2009.
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
@@ -20,6 +29,7 @@ from penstock.cluster.cluster import DeviceKind
 from penstock.errors import ProfileError
 from penstock.graph.graph import Graph, Node
 
+POWER = 2.5  # of lanes that are busy at once: the longest, and more where two are alike
 OpClass = Literal["product", "convolution", "attention", "reduction", "gather", "element-wise"]
 CLASSES: tuple[OpClass, ...] = get_args(OpClass)
 _COMPUTES = ("product", "convolution", "attention")
@@ -44,11 +54,14 @@ class Efficiency:
     """The share of its roofline that a class of ops reaches, and the seconds of starting one op.
 
     share     by class, of the peak where FLOP bound it, else of the memory's bandwidth
+    launch_s  of the device, for each op
+    host_s    of the host, for each op, beside what the device computes; 0: it does not run ahead
     Raises:   ProfileError: a class is missing, a share is not above 0, a launch below 0.
     """
 
     share: tuple[tuple[OpClass, float], ...]
     launch_s: float
+    host_s: float = 0.0
 
     def __post_init__(self) -> None:
         known = sorted(name for name, _ in self.share)
@@ -57,8 +70,9 @@ class Efficiency:
         for name, value in self.share:
             if not 0 < value < math.inf:
                 raise ProfileError(f"the share of {name} is {value}; it must be above 0")
-        if not 0 <= self.launch_s < math.inf:
-            raise ProfileError(f"launch_s is {self.launch_s}; it must be 0 or more")
+        for name, value in (("launch_s", self.launch_s), ("host_s", self.host_s)):
+            if not 0 <= value < math.inf:
+                raise ProfileError(f"{name} is {value}; it must be 0 or more")
 
 
 # Products: 271 of an A100's 312 TFLOP/s are reached at best, and 0.54 to 0.83 in whole steps of
@@ -82,11 +96,45 @@ def op_seconds(graph: Graph, device: DeviceKind, efficiency: Efficiency) -> tupl
 
     Raises:   ClusterError: the device has no FLOP/s for the dtype of a product.
     """
-    share = dict(efficiency.share)
+    share, works = dict(efficiency.share), works_of(graph)
+    if efficiency.host_s:
+        return _beside_host(works, device, efficiency)
     return tuple(
         0.0 if one is None else efficiency.launch_s + roofline_s(one, device) / share[one.of]
-        for one in works_of(graph)
+        for one in works
     )
+
+
+def _beside_host(
+    works: Sequence[Work | None], device: DeviceKind, efficiency: Efficiency
+) -> tuple[float, ...]:
+    """Return the seconds of ops that a host launches while the device computes those before."""
+    share, bytes_s = dict(efficiency.share), 1 / device.memory_bytes_per_s
+    rows = [
+        None if work is None else efficiency.launch_s + _device_s(work, device, share, bytes_s)
+        for work in works
+    ]
+    each = [seconds for seconds in rows if seconds is not None]
+    on_device, on_host = sum(each), efficiency.host_s * len(each)
+    longest = max(on_device, on_host)
+    if not longest:
+        return (0.0,) * len(rows)
+    of_device, of_host = (on_device / longest) ** POWER, (on_host / longest) ** POWER
+    whole = longest * (of_device + of_host) ** (1 / POWER)
+    by_device = whole * of_device / (of_device + of_host) / on_device if on_device else 0.0
+    for_one = whole * of_host / (of_device + of_host) / len(each)
+    return tuple(0.0 if one is None else by_device * one + for_one for one in rows)
+
+
+def _device_s(
+    work: Work, device: DeviceKind, share: Mapping[OpClass, float], bytes_s: float
+) -> float:
+    if work.of not in _COMPUTES:
+        return work.moved_bytes * bytes_s / share[work.of]
+    seconds = work.flop / device.peak_flop_per_s(work.dtype) / share[work.of]
+    if work.of == "attention":  # fused: what it reads is hidden
+        return max(seconds, work.moved_bytes * bytes_s / share["element-wise"])
+    return seconds + work.moved_bytes * bytes_s / share["element-wise"]
 
 
 def roofline_s(work: Work, device: DeviceKind) -> float:
@@ -124,7 +172,7 @@ def _work(
 ) -> Work:
     of, written = class_of(node), node.size_bytes or parts.get(at, 0)
     read = sum(graph.nodes[source].size_bytes for source in set(node.inputs))
-    if of == "gather":  # of a table only what is taken from it
+    if of == "gather" or "nll_loss" in node.target:  # of a table only what is taken from it
         read = min(read, 2 * written)
     return Work(of, node.flop, read + written, node.dtype or dtypes.get(at, ""))
 

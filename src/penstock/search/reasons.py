@@ -419,7 +419,8 @@ def _seconds_on(profile: Profile) -> str:
     if profile.steps:
         return f"{words} (rests on {profile.steps:,} measured steps of {_runs(profile.runs)})"
     if not profile.samples:
-        return words
+        how = f"by the pool of measured runs, may be off by {profile.error:.0%}"
+        return f"{words} ({how})" if profile.error else words
     told = f"learned from {profile.samples} measured segments of runs"
     return f"{words} ({told}, may be off by {profile.error:.0%})"
 

@@ -197,13 +197,16 @@ def profiled(
     return tuple(
         measured_as(here, captured, job, cluster, listener)
         if kind.name == here
-        else _estimated(captured.graph, kind, state, wire)
+        else _estimated(captured.graph, kind, cluster, state, wire)
         for kind in kinds
     )
 
 
-def _estimated(graph: Graph, kind: DeviceKind, state: float, wire: tuple[int, ...]) -> "Profile":
+def _estimated(
+    graph: Graph, kind: DeviceKind, cluster: Cluster, state: float, wire: tuple[int, ...]
+) -> "Profile":
     """Return the estimate for devices that are not here, as runs on such devices have taught it."""
+    from penstock.estimate.traced import estimated_in
     from penstock.files import cache_folder
     from penstock.profile.estimate import estimated
     from penstock.profile.latency import learned, parts_of
@@ -211,7 +214,7 @@ def _estimated(graph: Graph, kind: DeviceKind, state: float, wire: tuple[int, ..
 
     known = learned(samples_of(cache_folder("profiles"), kind))
     if not known.samples:
-        return estimated(graph, kind, state, wire=wire)
+        return estimated_in(cluster, graph, kind, state, wire=wire)
     profile = estimated(graph, kind, state, known.efficiency, wire=wire)
     error = known.error(parts_of(graph, range(len(graph.nodes)), kind))
     return replace(profile, samples=known.samples, error=error)

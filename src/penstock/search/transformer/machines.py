@@ -7,14 +7,13 @@ from typing import NamedTuple
 from penstock.cluster.cluster import Cluster, DeviceKind, Host, Link
 from penstock.errors import ClusterError
 from penstock.estimate.constants import Constants
-from penstock.estimate.device import DEVICES, Datasheet, usual_power_w
+from penstock.estimate.device import Datasheet
 from penstock.estimate.pool import Pooled
 from penstock.estimate.predict import pool_of
 from penstock.estimate.priors import Quantity
 from penstock.estimate.site import site_of
+from penstock.estimate.traced import peak_of, power_of
 from penstock.search.transformer.found import Pool
-
-_DTYPES = ("bfloat16", "float16")
 
 
 class Pools(NamedTuple):
@@ -67,7 +66,7 @@ def _pool(kind: DeviceKind, hosts: Sequence[Host], cluster: Cluster) -> Pool:
         fastest.bytes_per_s if fastest else math.inf,
         between.bytes_per_s / each if between else fastest.bytes_per_s if fastest else math.inf,
         each,
-        power_w=_power_w(kind),
+        power_w=power_of(kind, _peak(kind)),
         memory_bytes=kind.memory_bytes,
     )
     return Pool(device, count, kind.memory_bytes, kind.usd_per_hour)
@@ -80,18 +79,9 @@ def _link(link: Link | None, needed: bool, kind: DeviceKind, level: str) -> Link
     return link
 
 
-def _power_w(kind: DeviceKind) -> float:
-    """Return what a device may draw: as its data sheet says, else what is usual for its peak."""
-    known = [device.power_w for device in DEVICES if device.name == kind.name]
-    return known[0] if known else usual_power_w(_peak(kind))
-
-
 def _peak(kind: DeviceKind) -> float:
-    known = dict(kind.flop_per_s)
-    for dtype in _DTYPES:
-        if dtype in known:
-            return known[dtype]
-    return kind.peak_flop_per_s(_DTYPES[0])  # raises, and says which are known
+    peak = peak_of(kind)
+    return kind.peak_flop_per_s("bfloat16") if peak is None else peak  # raises: which are known
 
 
 def constants_for(

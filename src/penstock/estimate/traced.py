@@ -1,0 +1,130 @@
+"""Traced: the profile of a traced step on devices that are not here, by the pool of constants.
+
+The constants are those by which described runs are predicted (pool.py): the share of the peak that
+products and attention reach, that of the memory's bandwidth, and the seconds of a launch.  So a
+traced job and a transformer that is described in the same sizes take the same seconds.  A device
+without FLOP/s of 16-bit numbers is no accelerator that the pool knows of: it has the usual shares
+of its peaks (profile/roofline.py).
+
+Ignores:  what the constants say of links: a cluster's links are taken at the rates that it gives.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from penstock.cluster.cluster import Cluster, DeviceKind
+from penstock.estimate.constants import Constants
+from penstock.estimate.device import DEVICES, Datasheet, usual_power_w
+from penstock.estimate.pool import Pooled
+from penstock.estimate.predict import pool_of
+from penstock.estimate.shipped import load
+from penstock.estimate.site import site_of
+from penstock.graph.graph import Graph
+from penstock.job import Job
+from penstock.profile.estimate import estimated, kinds_of
+from penstock.profile.profile import Profile
+from penstock.profile.roofline import DEFAULT, Efficiency, OpClass, op_seconds
+
+_DTYPES = ("bfloat16", "float16")
+_SHARDED = 0.5  # of plans some divide the weights: the constants stand half-way
+
+
+def estimate(graph: Graph, cluster: Cluster, job: Job | None = None) -> tuple[Profile, ...]:
+    """Return a profile of `graph` for each kind of device of `cluster`, from the device's peaks.
+
+    job:      needed for a graph that was loaded from a file: it says what the optimizer keeps.
+    Ignores:  what `estimated` and `optimizer_state` ignore.
+    Raises:   GraphError: no job is known, or it traces to another graph.
+              ClusterError: a device has no FLOP/s for the dtype of a product.
+    """
+    from penstock.graph.traced import capture_of
+    from penstock.graph.wire import wire_choices
+    from penstock.profile.measure import optimizer_state
+
+    captured, known = capture_of(graph, job, values=False)
+    state = optimizer_state(captured, known)
+    wire = wire_choices(known.fewest_bits)
+    return tuple(estimated_in(cluster, graph, kind, state, wire=wire) for kind in kinds_of(cluster))
+
+
+def estimated_in(
+    cluster: Cluster, graph: Graph, kind: DeviceKind, state: float, *, wire: Sequence[int] = ()
+) -> Profile:
+    """Return the profile that `graph` would have on a kind of device of a cluster.
+
+    state:    bytes that the optimizer keeps per byte of parameter.
+    Raises:   ClusterError: the device has no FLOP/s for the dtype of a product.
+    """
+    constants = constants_on(kind, cluster, load())
+    if constants is None:
+        return estimated(graph, kind, state, wire=wire)
+    efficiency = efficiency_of(constants)
+    profile = estimated(graph, kind, state, efficiency, wire=wire)
+    return replace(profile, error=_error(graph, kind, constants))
+
+
+def peak_of(kind: DeviceKind) -> float | None:
+    """Return the FLOP/s of 16-bit numbers; None where the cluster does not say them."""
+    known = dict(kind.flop_per_s)
+    return next((known[dtype] for dtype in _DTYPES if dtype in known), None)
+
+
+def power_of(kind: DeviceKind, peak_flop_per_s: float) -> float:
+    """Return the watts of a device: as its data sheet says, else what is usual for its peak."""
+    known = [device.power_w for device in DEVICES if device.name == kind.name]
+    return known[0] if known else usual_power_w(peak_flop_per_s)
+
+
+def constants_on(kind: DeviceKind, cluster: Cluster, pools: Sequence[Pooled]) -> Constants | None:
+    """Return the constants of time for a kind of device in a cluster; None: it is none they know.
+
+    A device has its share of the link between hosts.
+    """
+    peak = peak_of(kind)
+    if peak is None:
+        return None
+    each = max(
+        host.num_devices for host in cluster.hosts if kind.name in (host.device, *host.kinds)
+    )
+    inside, between = cluster.inside, cluster.between
+    device = Datasheet(
+        kind.name,
+        peak,
+        kind.memory_bytes_per_s,
+        inside.bytes_per_s if inside else math.inf,
+        between.bytes_per_s / each if between else math.inf,
+        each,
+        power_w=power_of(kind, peak),
+        memory_bytes=kind.memory_bytes,
+    )
+    return pool_of("time", pools).at(site_of([device], cluster.num_ranks, sharded=_SHARDED))
+
+
+def efficiency_of(constants: Constants) -> Efficiency:
+    """Return the shares that ops reach by these constants; a convolution is a product."""
+    values = constants.values
+    moved = 1 / values["bytes"]
+    share: dict[OpClass, float] = {name: moved for name, _ in DEFAULT.share}
+    share |= {"product": 1 / values["products"], "attention": 1 / values["attention"]}
+    share["convolution"] = share["product"]
+    return Efficiency(tuple(share.items()), launch_s=0.0, host_s=values["launches"])
+
+
+def _error(graph: Graph, kind: DeviceKind, constants: Constants) -> float:
+    """Return twice the relative deviation that the doubt of the constants leaves.
+
+    By how much the seconds of the step change with each of them.
+    """
+    names = ("products", "attention", "bytes", "launches")
+    usual = sum(op_seconds(graph, kind, efficiency_of(constants)))
+    if not usual:
+        return 0.0
+    parts: list[float] = []
+    for name in names:
+        values = constants.values | {name: constants.values[name] * 1.01}
+        changed = sum(op_seconds(graph, kind, efficiency_of(replace(constants, values=values))))
+        parts.append((changed / usual - 1) / 0.01 * constants.doubt[name])
+    return 2 * math.sqrt(float(np.square(parts).sum()) + constants.spread**2)
