@@ -59,6 +59,22 @@ class Seen(NamedTuple):
 
 BREAKS = (
     Break(
+        "patience-of-one-more",
+        "best.py",
+        "step - best_step >= patience * every",
+        "step - best_step > patience * every",
+        ("tests/runtime/test_validate.py",),
+        "a run waits for one validation more than it was told",
+    ),
+    Break(
+        "best-other-way",
+        "best.py",
+        'return value < other if self.way == "lowest" else value > other',
+        "return value < other",
+        ("tests/runtime/test_validate.py",),
+        "the checkpoint of the least accuracy is kept as the best",
+    ),
+    Break(
         "average-of-half",
         "averages.py",
         "return 1.0 / (taken + 1) if self.decay is None",
@@ -3771,8 +3787,8 @@ BREAKS = (
     Break(
         "worst_is_best",
         "runtime/checkpoint.py",
-        "if known is not None and known[1] <= value:",
-        "if known is not None and known[1] >= value:",
+        "if known is not None and not best_of(best_by).is_better(value, known[1]):",
+        "if known is not None and best_of(best_by).is_better(value, known[1]):",
         ("tests/runtime/test_figures.py::test_the_best_checkpoint_is_kept_besides_the_newest",),
         "the checkpoint with the greatest validation loss kept as the best",
     ),
@@ -4292,9 +4308,9 @@ BREAKS = (
     ),
     Break(
         "a short micro-batch of a validation counts as a whole one",
-        "runtime/validate.py",
-        "    weights = None if is_even else samples\n",
-        "    weights = None\n",
+        "runtime/means.py",
+        "is_even = len({*weights}) < 2 or not any(weights)",
+        "is_even = True",
         ("tests/training/test_outset.py",),
         "val_loss is off by what the last few samples weigh too much",
     ),

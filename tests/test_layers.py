@@ -27,6 +27,7 @@ ROOMS = (
     "far",
     "script",
     "averages",
+    "best",
     "job",
     "batches",
     "writers",

@@ -87,9 +87,34 @@ def test_wandb_begins_a_run_with_the_first_row(monkeypatch: pytest.MonkeyPatch) 
     ]
 
 
+def test_mlflow_begins_a_run_with_the_first_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[object] = []
+    installed(
+        monkeypatch,
+        "mlflow",
+        set_experiment=told.append,
+        start_run=lambda **settings: told.append(settings),
+        log_metrics=lambda row, step: told.append((step, row)),
+    )
+    write = ps.mlflow("speech", run_name="first")
+    assert told == []
+    for row in ROWS:
+        write(row)
+    assert told == [
+        "speech",
+        {"run_name": "first"},
+        (1, {"loss": 0.5, "seconds": 0.25}),
+        (2, {"loss": 0.25, "seconds": 0.25, "val_accuracy": 1.0}),
+    ]
+
+
 @pytest.mark.parametrize(
     ("name", "make"),
-    [("tensorboard", lambda: ps.tensorboard("x")), ("wandb", lambda: ps.wandb("x"))],
+    [
+        ("tensorboard", lambda: ps.tensorboard("x")),
+        ("wandb", lambda: ps.wandb("x")),
+        ("mlflow", lambda: ps.mlflow("x")),
+    ],
 )
 def test_a_missing_package_is_told_when_the_job_is_made(monkeypatch, name, make) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda module: None)

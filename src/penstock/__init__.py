@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from penstock.training.listener import Listener
     from penstock.training.run import run
     from penstock.training.train import train
-    from penstock.writers import tensorboard, wandb
+    from penstock.writers import mlflow, tensorboard, wandb
 
     __version__: str
 
@@ -70,6 +70,7 @@ __all__ = [
     "load_weights",
     "lower",
     "measure",
+    "mlflow",
     "report",
     "rules",
     "run",
@@ -103,6 +104,7 @@ _PLACES = {
     "load_weights": "training.export",
     "lower": "plan.of_plan",
     "measure": "profile.of_graph",
+    "mlflow": "writers",
     "report": "report.of_run",
     "rules": "rules",
     "run": "training.run",

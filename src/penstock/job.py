@@ -22,6 +22,7 @@ from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 from penstock.averages import Average
+from penstock.best import LOWEST, Sets, check_best, check_names, sets_of
 from penstock.bits import AS_IT_IS, WIRE_BITS, is_wire_bits
 from penstock.errors import JobError, PenstockError
 from penstock.script import as_started, ended_early, parsing, script_of
@@ -70,8 +71,13 @@ class Job:
                    makes the data, as a loop over a loader has it, else 8
     num_steps      optimizer steps
     clip_norm      largest norm of the whole model's gradient; None: no clipping
-    validation     the micro-batches over whose samples val_loss is the mean
+    validation     the micro-batches over whose samples val_loss is the mean; or several such
+                   functions by name
     validate_every steps after which to validate too, besides at the end; the best is kept
+    metrics        (model, micro-batch) -> figures of a validation by name, each a number, or a pair
+                   of a sum and a count
+    best           which validation is the best: "lowest val_loss", "highest val_accuracy"
+    patience       validations without a better one after which the run ends; None: it goes on
     learning_rate  step -> factor on the optimizer's own rate
     scheduler      optimizer -> scheduler like torch's, stepped once after every update; instead
                    of learning_rate
@@ -110,8 +116,11 @@ class Job:
     micro_batches: int = cast("int", None)  # by the data
     num_steps: int = 100
     clip_norm: float | None = None
-    validation: Callable[[], Iterable[Batch]] | None = None
+    validation: "Callable[[], Iterable[Batch]] | Sets | None" = None
     validate_every: int | None = None
+    metrics: "Callable[[nn.Module, Batch], Mapping[str, Any]] | None" = None
+    best: str = LOWEST
+    patience: int | None = None
     learning_rate: Callable[[int], float] | None = None
     scheduler: "Callable[[Optimizer], LRScheduler] | None" = None
     average: Average | None = None
@@ -130,7 +139,7 @@ class Job:
     def __post_init__(self) -> None:
         for name in ("model", "loss", "data", "optimizer"):
             _check_function(name, getattr(self, name))
-        for name in ("validation", "learning_rate", "scheduler", "facts"):
+        for name in ("learning_rate", "scheduler", "facts", "metrics"):
             if getattr(self, name) is not None:
                 _check_function(name, getattr(self, name))
         if cast("object", self.micro_batches) is None:
@@ -139,7 +148,9 @@ class Job:
         _check_whole("micro_batches", self.micro_batches, at_least=1)
         _check_whole("num_steps", self.num_steps, at_least=1)
         _check_whole("seed", self.seed, at_least=0)
+        _check_validation(self.validation)
         _check_validate_every(self.validate_every, self.validation)
+        check_best(self.best, self.patience, self.validate_every)
         _check_clip_norm(self.clip_norm)
         _check_autocast(self.autocast)
         _check_precision(self.precision, self.autocast)
@@ -172,12 +183,14 @@ class Job:
         return (wanted, wanted) if isinstance(wanted, int) else wanted
 
 
+_VALIDATION = "pass a function that returns the micro-batches: validation=lambda: batches"
 _HINTS = {
     "model": "pass the class, or a function that builds the module: model=lambda: GPT(width=256)",
     "loss": "pass a function: loss=lambda model, batch: model(**batch).loss",
     "data": "pass a function that yields micro-batches from an index on: def data(start): ...",
     "optimizer": "pass a function: optimizer=lambda parameters: AdamW(parameters, lr=3e-4)",
-    "validation": "pass a function that returns the micro-batches: validation=lambda: batches",
+    "validation": _VALIDATION,
+    "metrics": 'pass a function: metrics=lambda model, batch: {"accuracy": (correct, answers)}',
     "learning_rate": "pass a function: learning_rate=lambda step: min(1.0, (step + 1) / 100)",
     "scheduler": "pass a function: scheduler=lambda optimizer: CosineAnnealingLR(optimizer, 100)",
     "facts": 'pass a function: facts=lambda: {"entropy_nats": 3.1}',
@@ -198,6 +211,13 @@ def _check_whole(name: str, value: object, *, at_least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
         message = f"Job.{name} is {_short(value)}, not a whole number of {at_least} or more"
         raise JobError(message, hint=f"set {name} to {at_least} or more")
+
+
+def _check_validation(value: object) -> None:
+    if isinstance(value, Mapping):
+        check_names(cast("Mapping[object, object]", value))
+    for name, made in sets_of(cast("object", value)).items():
+        _check_function(f'validation["{name}"]' if name else "validation", made, _VALIDATION)
 
 
 def _check_validate_every(value: object, validation: object) -> None:

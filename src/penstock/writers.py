@@ -1,4 +1,4 @@
-"""Writers: what takes the figures of every step during a run: TensorBoard, W&B, your own.
+"""Writers: what takes the figures of every step during a run: TensorBoard, W&B, MLflow, your own.
 
 A writer is a function of one row of metrics.jsonl.  It is called in the process that leads the
 run, after the row is written; what it raises ends the run.
@@ -53,6 +53,27 @@ def wandb(project: str, **settings: object) -> Writer:
             found.append(module.init(project=project, **settings))
         (run,) = found
         run.log(_figures(row), step=row["step"])
+
+    return write
+
+
+def mlflow(experiment: str, **settings: object) -> Writer:
+    """Return a writer to a run of MLflow; `settings` are those of `mlflow.start_run`.
+
+    Nothing is imported, and no run begun, before the first row.
+    Raises:   JobError: mlflow is not installed.
+    """
+    _check("mlflow", "mlflow")
+    found: list[Any] = []
+
+    def write(row: Row) -> None:
+        if not found:
+            module: Any = importlib.import_module("mlflow")
+            module.set_experiment(experiment)
+            module.start_run(**settings)
+            found.append(module)
+        (module,) = found
+        module.log_metrics(_figures(row), step=row["step"])
 
     return write
 

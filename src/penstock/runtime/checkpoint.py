@@ -26,6 +26,7 @@ from safetensors.torch import (
 )
 from torch import Tensor
 
+from penstock.best import LOWEST, best_of
 from penstock.errors import CheckpointError
 from penstock.files import read_json, write_text
 from penstock.runtime.folders import (
@@ -85,10 +86,14 @@ class _StateFile:
 
 @dataclass(frozen=True, slots=True)
 class _BestFile:
-    """What best.json holds."""
+    """What best.json holds.
+
+    val_loss:  the figure that `best` names, whichever it is.
+    """
 
     step: int
     val_loss: Endless
+    best: str = LOWEST
 
 
 def write_part(
@@ -109,28 +114,31 @@ def write_part(
     put_part(hidden_of(checkpoints, step, token), rank, pieces, blocks, plain)
 
 
-def keep_best(checkpoints: Path, step: int, value: float) -> None:
-    """Keep the checkpoint after `step` steps as the best one, if no earlier value was lower.
+def keep_best(checkpoints: Path, step: int, value: float, best_by: str = LOWEST) -> None:
+    """Keep the checkpoint after `step` steps as the best one, if no earlier value was as good.
 
     Its files are the same ones under other names, so it costs no room while both are there.
+    best_by:  which value that is, and which way is better.
     Raises:   CheckpointError: the folder cannot be written.
     """
-    known = best(checkpoints)
-    if known is not None and known[1] <= value:
+    known = best(checkpoints, best_by)
+    if known is not None and not best_of(best_by).is_better(value, known[1]):
         return
     new, folder = checkpoints / ".best-new", checkpoints / "best"
     with writing(folder):
         shutil.rmtree(new, ignore_errors=True)
         shutil.copytree(folder_of(checkpoints, step), new, copy_function=link)
-        write_text(new / "best.json", json.dumps({"step": step, "val_loss": value}))
+        note: dict[str, Any] = {"step": step, "val_loss": value}
+        write_text(new / "best.json", json.dumps(note | {"best": best_by}))
         if folder.exists():
             remove(folder)
         new.rename(folder)
 
 
-def best(checkpoints: Path) -> tuple[int, float] | None:
-    """Return after how many steps the best checkpoint was, and its validation loss.
+def best(checkpoints: Path, best_by: str | None = None) -> tuple[int, float] | None:
+    """Return after how many steps the best checkpoint was, and its value, as a rule `val_loss`.
 
+    best_by:  None where there is one that is best by another figure.
     Raises:   CheckpointError: its note is damaged.
     """
     path = checkpoints / "best" / "best.json"
@@ -138,8 +146,8 @@ def best(checkpoints: Path) -> tuple[int, float] | None:
         return None
     told = read_json(path, CheckpointError, "note of the best checkpoint")
     with damage(f"{path}", CheckpointError, hint=f"delete {path.parent}"):
-        best = typed(_BestFile, told)
-    return best.step, best.val_loss
+        found = typed(_BestFile, told)
+    return None if best_by not in (None, found.best) else (found.step, found.val_loss)
 
 
 class Unread(Mapping[str, Tensor]):

@@ -66,7 +66,7 @@ from penstock.runtime.optimizer import Optimizers, eager_updates
 from penstock.runtime.reader import Reader, ReadOrder
 from penstock.runtime.saver import SavePolicy, Saver, Saves, State, saving
 from penstock.runtime.transport.transport import Transport
-from penstock.runtime.validate import lent, validate, weights_of
+from penstock.runtime.validate import is_out_of_patience, lent, validate, weights_of
 from penstock.runtime.weights import load_model as load_model
 from penstock.runtime.worker import RankResult, Report, is_due, is_validated
 from penstock.sums import sums_way
@@ -216,6 +216,7 @@ def _done(task: EagerTask, rank: "EagerRank", meter: Meter, report: Report, step
                     found = validate(*own, lambda: model, keeps_best=best)
                 if rank.rank == 0:
                     report(StepResult(step - 1, None, 0.0, 0, validated=found))
+                is_over = is_over or is_out_of_patience(task.job, task.checkpoints, step)
         rank.control.saved()
     if step == task.first_step + 1 and _is_saved_on_the_way(task):
         with meter.checkpoint(is_last=True):

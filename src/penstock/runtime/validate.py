@@ -6,12 +6,12 @@ During a run the first rank does it, of the checkpoint that was just written; th
 import json
 import math
 import random
-import statistics
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -19,13 +19,16 @@ from torch import Tensor, nn
 
 from penstock._compat import pytree
 from penstock.batches.reads import Endless
+from penstock.best import best_of, out_of_patience, sets_of
 from penstock.device import here
-from penstock.errors import JobError
+from penstock.errors import JobError, PenstockError
 from penstock.graph.batch import count
 from penstock.graph.composed import averaged
-from penstock.graph.trace import loss_and_figures, on_device
+from penstock.graph.functional import where
+from penstock.graph.trace import computed_in, loss_and_figures, on_device
 from penstock.job import Batch, Job
 from penstock.runtime import checkpoint
+from penstock.runtime.means import Means
 from penstock.runtime.transport.transport import Transport
 
 _ALIVE_S = 60.0  # after which ranks that wait are told that it goes on: torch gives up on silence
@@ -45,35 +48,62 @@ def _silent(words: str) -> None:
 def validated(
     job: Job, model: nn.Module, told: Told = lambda done, total: None, say: Say = _silent
 ) -> dict[str, float]:
-    """Return "val_loss" and the figures as "val_NAME", means over the samples of the validation.
+    """Return "val_loss" and figures and metrics as "val_NAME", means over all of the validation.
 
-    A micro-batch counts by its samples, so that a short last one counts less than a whole one.
+    A micro-batch counts by its samples, so that a short last one counts less than a whole one; a
+    metric that is a pair, by its own count.  Of a set by name also "val_SET_loss" and so on.
     The model is in evaluation mode meanwhile.  Afterwards its modes and buffers, and the random
     states, are restored.  Empty where the validation is.
     Raises:   EndlessError: it does not end.
     """
-    rows: list[dict[str, float]] = []
-    samples: list[int] = []
+    whole, found = Means(), dict[str, float]()
     with _unchanged(model), torch.no_grad():
-        for batch in _counted(job, told, say):
-            own = on_device(batch)
-            loss, figures = loss_and_figures(job, model, own)
-            found = {"loss": loss, **figures}
-            rows.append({f"val_{name}": float(value) for name, value in found.items()})
-            samples.append(count(pytree.tree_leaves(own))[0])
-    is_even = len({*samples}) < 2 or not any(samples)
-    weights = None if is_even else samples
-    names = rows[0] if rows else ()
-    return {name: statistics.fmean((row[name] for row in rows), weights) for name in names}
+        for name, batches in sets_of(job.validation).items():
+            tally = Means()
+            for batch in _counted(job, batches, told, say):
+                own = on_device(batch)
+                tally.add(_figures(job, model, own), count(pytree.tree_leaves(own))[0])
+            whole.take(tally)
+            if name:
+                found |= {f"val_{name}_{key}": value for key, value in tally.means().items()}
+    return {**{f"val_{key}": value for key, value in whole.means().items()}, **found}
 
 
-def _counted(job: Job, told: Told, say: Say) -> Iterator[Batch]:
-    """Yield the micro-batches of the validation, and tell how many are done once each is.
+def _figures(job: Job, model: nn.Module, batch: Batch) -> dict[str, Any]:
+    """Return the loss of a micro-batch, the figures beside it, and the job's metrics.
+
+    Raises:   JobError: the metrics are none, or fail.
+    """
+    loss, figures = loss_and_figures(job, model, batch)
+    found: dict[str, Any] = {"loss": loss, **figures}
+    if job.metrics is None:
+        return found
+    try:
+        with computed_in(job, model):
+            metrics: Any = job.metrics(model, batch)
+    except PenstockError:
+        raise
+    except Exception as problem:  # whatever the job's code raises
+        message = where(problem, "the job's metrics fail")
+        raise JobError(message, hint="do they run on this micro-batch alone?") from problem
+    if not isinstance(metrics, Mapping):
+        message = f"the job's metrics are a {type(metrics).__name__}, not figures by name"
+        raise JobError(message, hint='return {"accuracy": (correct, answers)}')
+    given = cast("Mapping[str, Any]", metrics)
+    if twice := [name for name in given if name in found]:
+        message = f"the job's metrics have {twice[0]}, which its loss gives too"
+        raise JobError(message, hint="give it another name")
+    return found | dict(given)
+
+
+def _counted(
+    job: Job, made: Callable[[], Iterable[Batch]], told: Told, say: Say
+) -> Iterator[Batch]:
+    """Yield the micro-batches of a set of the validation, and tell how many are done once each is.
 
     Raises:   EndlessError: they do not end.
     """
-    assert job.validation is not None, "the job has one"
-    batches, start_s, is_said = job.validation(), time.monotonic(), False
+    batches, start_s, is_said = made(), time.monotonic(), False
     total = len(batches) if isinstance(batches, Sized) else 0
     most = most_of(job)
     if isinstance(batches, Endless):
@@ -165,10 +195,22 @@ def validate(
             last_s = time.monotonic()
 
     found = validated(job, model(), told, _say)
-    if keeps_best and math.isfinite(found.get("val_loss", math.nan)):
-        checkpoint.keep_best(checkpoints, step, found["val_loss"])
+    if keeps_best and found and math.isfinite(value := best_of(job.best).of(found)):
+        checkpoint.keep_best(checkpoints, step, value, job.best)
     found = {**found, "val_seconds": time.monotonic() - start_s}
     return json.loads(transport.broadcast_bytes(json.dumps(found).encode(), everyone))
+
+
+def is_out_of_patience(job: Job, checkpoints: Path, step: int) -> bool:
+    """Return whether the run is to end after a step that was validated; alike on all ranks.
+
+    Raises:   CheckpointError: the note of the best checkpoint is damaged.
+    """
+    if job.patience is None or job.validate_every is None:
+        return False
+    known = checkpoint.best(checkpoints, job.best)
+    about = {"every": job.validate_every, "patience": job.patience}
+    return known is not None and out_of_patience(known[0], step, **about)
 
 
 def weights_of(job: Job, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

@@ -56,7 +56,7 @@ from penstock.runtime.saver import save as save
 from penstock.runtime.short_of_memory import telling_what_is_held
 from penstock.runtime.transport.shared_memory import host_key
 from penstock.runtime.transport.transport import Transport
-from penstock.runtime.validate import validate, weights_of
+from penstock.runtime.validate import is_out_of_patience, validate, weights_of
 from penstock.runtime.weights import load_model
 from penstock.runtime.windows import Windows
 from penstock.schedule.orders import KINDS, Kind
@@ -455,7 +455,7 @@ def _done(task: Task, watch: "WindowRunner", done: tuple[int, int], *, is_last: 
         watch.control.shared()
     elif do == "audit":
         watch.control.audited()
-    return do
+    return "stop" if watch.is_over else do
 
 
 def begin_saving(watch: "WindowRunner") -> None:
@@ -486,6 +486,7 @@ def save_due(task: Task, watch: "WindowRunner", step: int, do: Do, *, is_last: b
         saver.save(step, state_of(rank, step), waits=waits)
         if validates:
             _validate(task, rank, task.checkpoints, step)
+            watch.is_over = is_out_of_patience(task.job, task.checkpoints, step)
     return True
 
 
@@ -602,6 +603,7 @@ class WindowRunner:
     bound:   calls of all programs that were ever run: what is kept of them goes by their ids.
     keeper:  keeps the windows that are audited; None: none is.
     has_saved:  whether a checkpoint was begun after the last one.
+    is_over:  whether no better validation has come for as long as the job waits for one.
     """
 
     def __init__(self, rank: Rank, control: Control, guide: Guide | None = None) -> None:
@@ -609,7 +611,7 @@ class WindowRunner:
         self.meter, self.sampler = Meter(rank.transport), Sampler()
         self.saver: Saver | None = None
         self.keeper: StepKeeper | None = None
-        self._is_audited = self.has_saved = False
+        self._is_audited = self.has_saved = self.is_over = False
         self.bound: list[Mapping[int, list[Bound]]] = []
         self.kept: deque[_Ran] = deque(maxlen=_WINDOWS_KEPT)
         self.begun: dict[int, list[Begun | Queued]] = {}  # by id of a program's calls

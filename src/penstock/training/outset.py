@@ -5,7 +5,7 @@ import inspect
 import logging
 import time
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +17,7 @@ import torch
 from penstock._compat import pytree
 from penstock.batches.loader import epoch_of
 from penstock.batches.reads import Endless
+from penstock.best import sets_of
 from penstock.errors import JobError, RunError
 from penstock.graph.constants import was_traced
 from penstock.graph.sums import sums_over_batch
@@ -64,8 +65,14 @@ class _SoonRead:
 
 def _endless(job: Job, beat: Beat) -> list[str]:
     """Return why a validation does not end, and the mend; [] as far as a second tells."""
-    assert job.validation is not None, "the job has one"
-    batches: Any = job.validation()
+    for made in sets_of(job.validation).values():
+        if problem := _endless_set(job, made, beat):
+            return problem
+    return []
+
+
+def _endless_set(job: Job, made: Callable[[], Any], beat: Beat) -> list[str]:
+    batches = made()
     if isinstance(batches, Endless):
         problem = without_end(batches)
         return [problem.message, problem.hint]

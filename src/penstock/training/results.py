@@ -14,6 +14,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from penstock.best import best_of
 from penstock.cluster.cluster import Cluster
 from penstock.errors import RunError
 from penstock.files import Json, appending, cache_folder, finite, read_json, write_text
@@ -315,7 +316,7 @@ def _losses(
     return {
         "val_loss": None,
         **{name: value for name, value in final.items() if name != "val_seconds"},
-        **_best(folder, validations),
+        **_best(folder, job, validations),
         "train_loss": last,
         **train_figures(outcome),
     }
@@ -396,15 +397,17 @@ def train_figures(outcome: "Outcome") -> dict[str, float]:
     return found
 
 
-def _best(folder: Path, validations: Sequence[Mapping[str, float]]) -> dict[str, float | int]:
-    """Return the step of the best checkpoint, its loss, and what validating took in all."""
+def _best(
+    folder: Path, job: Job, validations: Sequence[Mapping[str, float]]
+) -> dict[str, float | int]:
+    """Return the step of the best checkpoint, its figure, and what validating took in all."""
     from penstock.runtime.checkpoint import best
 
-    known = best(folder / "checkpoints")
+    known = best(folder / "checkpoints", job.best)
     if not validations or known is None:
         return {}
-    seconds = sum(each["val_seconds"] for each in validations)
-    return {"best_step": known[0], "best_val_loss": known[1], "validation_s": seconds}
+    seconds, figure = sum(each["val_seconds"] for each in validations), best_of(job.best).figure
+    return {"best_step": known[0], f"best_{figure}": known[1], "validation_s": seconds}
 
 
 def _validated(

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.best import best_of
 from penstock.cluster.cluster import Cluster
 from penstock.device import all_here, here
 from penstock.errors import (
@@ -459,6 +460,12 @@ class Session:
         if not self.elastic and (self.folder / BATCHES).exists():
             message = f"{self.folder} holds a run whose batch followed its ranks"
             raise PlanError(message, hint="give --elastic again, or train without --resume")
+        if self._is_out(done):
+            message = (
+                f"{newest}: no better validation came in {self.job.patience}, and the run ended"
+            )
+            hint = "raise Job.patience, or leave it out"
+            raise NothingLeftError(message, self.folder, hint=hint)
         if done >= self.num_steps and self.goal is None:
             hint = f"give --steps more than {done}"
             message = f"{newest} has done {done} of {self.num_steps} steps"
@@ -800,11 +807,24 @@ class Session:
 
     def _is_over(self, step: int) -> bool:
         """Return whether a run is over that has done so many steps."""
-        return step == self.num_steps or (self.goal is not None and self.goal.is_reached)
+        is_reached = self.goal is not None and self.goal.is_reached
+        return step == self.num_steps or is_reached or self._is_out(step)
+
+    def _is_out(self, step: int) -> bool:
+        """Return whether the job waits no longer for a better validation after so many steps."""
+        from penstock.runtime.validate import is_out_of_patience
+
+        every = self.job.validate_every
+        is_validated = every is not None and step % every == 0
+        return is_validated and is_out_of_patience(self.job, self.folder / "checkpoints", step)
 
     def finished(self, outcome: "Outcome", choice: Choice | None) -> Trained:
         """Write what a run leaves in its folder; return what it gave."""
-        steps = self.num_steps if self.goal is None else outcome.steps[-1].step + 1
+        done = outcome.steps[-1].step + 1
+        if done < self.num_steps and self._is_out(done):
+            words = f"no better {best_of(self.job.best).figure} in {self.job.patience} validations"
+            self.listener.say(f"ended after step {done} of {self.num_steps}: {words}")
+        steps = self.num_steps if self.goal is None and not self._is_out(done) else done
         about = self.folder, self.job, steps, outcome, choice
         return finished(*about, self.checked, self.listener, self.goal, self.audited)
 

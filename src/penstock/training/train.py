@@ -26,6 +26,7 @@ from penstock.training.audits import parse_audit
 from penstock.training.choose import Machines
 from penstock.training.degrees import check_alone, degree_asked
 from penstock.training.goal import Goal, GoalWatch
+from penstock.training.hearing import Hearing, check_patience
 from penstock.training.joining import is_under_way, join_on_host
 from penstock.training.listener import SILENT, Listener, Row, SaysOnly
 from penstock.training.loading import JobTerms, loaded
@@ -79,7 +80,9 @@ def train(
     job: Job | str,
     *,
     arguments: Sequence[str] = (),
-    on_step: Callable[[Row], None] | None = None,
+    on_step: Callable[[Row], object] | None = None,
+    on_validation: Callable[[Row], object] | None = None,
+    on_checkpoint: Callable[[int, Path], object] | None = None,
     listener: Listener | None = TERMINAL,
     **options: Unpack[Options],
 ) -> "Trained | None":
@@ -91,6 +94,8 @@ def train(
     job:         a record, or "file.py[:name]" or "module[:name]".
     arguments:   of the script that `job` names, for its own parser.
     on_step:     called after each step with its row: step, loss, seconds, figures, ...
+    on_validation:  called with the row of a step after which there was a validation: val_loss, ...
+    on_checkpoint:  called with the steps done and the folder of each checkpoint, once it is whole.
     listener:    learns what is being done; default: prints on stderr plan, phases, progress,
                  figures and folder, as `penstock train` does.  None: nothing is printed.
     options:     num_steps, ranks, plan, out, resume, memory, elastic and more: `Options`, and
@@ -101,7 +106,10 @@ def train(
     """
     try:
         check_known(list(options))
-        return train_requested(Request(job, options, arguments, on_step), listener)
+        heard = Hearing(on_step, on_validation, on_checkpoint)
+        trained = train_requested(Request(job, options, arguments, heard), listener)
+        heard.look()
+        return trained
     except PenstockError as problem:
         problem.reword(in_python(problem.message), in_python(problem.hint))
         raise
@@ -113,7 +121,7 @@ class Request(NamedTuple):
     job: Job | str
     options: Options
     arguments: Sequence[str] = ()
-    on_step: Callable[[Row], None] | None = None
+    hearing: Hearing | None = None
 
     @property
     def folder(self) -> Path:
@@ -175,6 +183,9 @@ def _session(request: Request, heard: Listener) -> Session:  # long: option by o
     name = script_of(request.job).job if isinstance(request.job, str) else "the job"
     with heard.busy(f"loading {name}"):
         found = loaded(request.job, JobTerms(begins, said, options.get("sums", "")))
+    check_patience(options, found.job)
+    if request.hearing is not None:
+        request.hearing.folder = folder / "checkpoints"
     fixed = _fixed(options, found.job, said, follows)
     policy, units = options.get("policy"), options.get("units")
     return Session(
@@ -191,7 +202,7 @@ def _session(request: Request, heard: Listener) -> Session:  # long: option by o
         every=_every(options, there, heard),
         keep=parse_keep(options.get("keep", "2")),
         care=_care(options),
-        on_step=request.on_step,
+        on_step=None if request.hearing is None else request.hearing.hear,
         units=ask.units_asked(None if units is None else str(units)),
         elastic=options.get("elastic", False),
         policy=None if policy is None else Path(policy),
