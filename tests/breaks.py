@@ -59,6 +59,30 @@ class Seen(NamedTuple):
 
 BREAKS = (
     Break(
+        "weights-of-the-read",
+        "weighted.py",
+        "factors = (weight * len(weights) / total for weight in weights)",
+        "factors = (weight / total for weight in weights)",
+        ("tests/test_weighted.py", "tests/parity/test_weighted.py"),
+        "a step is divided by its micro-batches twice",
+    ),
+    Break(
+        "weights-without-a-copy",
+        "weighted.py",
+        "batch if self.per_step == 1 else copy.deepcopy(batch)",
+        "batch",
+        ("tests/parity/test_weighted.py",),
+        "data that fills one buffer again gives the last micro-batch of a step to all",
+    ),
+    Break(
+        "ignored-labels-counted",
+        "graph/counted.py",
+        "return float((value != ignored).sum())",
+        "return float(value.numel())",
+        ("tests/test_weighted.py",),
+        "a loss that divides by unlike counts is not told",
+    ),
+    Break(
         "patience-of-one-more",
         "best.py",
         "step - best_step >= patience * every",

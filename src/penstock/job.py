@@ -27,6 +27,7 @@ from penstock.bits import AS_IT_IS, WIRE_BITS, is_wire_bits
 from penstock.errors import JobError, PenstockError
 from penstock.script import as_started, ended_early, parsing, script_of
 from penstock.sums import sums_way
+from penstock.weighted import weighted
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -67,6 +68,8 @@ class Job:
                    give equal micro-batches, or a resumed run differs from an unbroken one
     optimizer      the optimizer of the model's parameters, all of them; those that belong to a
                    stage are then updated with that stage
+    weight         micro-batch -> how much it counts in the mean of its step, as by its tokens;
+                   None: as much as any other
     micro_batches  per step, over all replicas; default: 1 where `ps.batches` or `ps.from_loader`
                    makes the data, as a loop over a loader has it, else 8
     num_steps      optimizer steps
@@ -118,6 +121,7 @@ class Job:
     clip_norm: float | None = None
     validation: "Callable[[], Iterable[Batch]] | Sets | None" = None
     validate_every: int | None = None
+    weight: Callable[[Batch], "Tensor | float"] | None = None
     metrics: "Callable[[nn.Module, Batch], Mapping[str, Any]] | None" = None
     best: str = LOWEST
     patience: int | None = None
@@ -139,7 +143,7 @@ class Job:
     def __post_init__(self) -> None:
         for name in ("model", "loss", "data", "optimizer"):
             _check_function(name, getattr(self, name))
-        for name in ("learning_rate", "scheduler", "facts", "metrics"):
+        for name in ("learning_rate", "scheduler", "facts", "metrics", "weight"):
             if getattr(self, name) is not None:
                 _check_function(name, getattr(self, name))
         if cast("object", self.micro_batches) is None:
@@ -148,6 +152,12 @@ class Job:
         _check_whole("micro_batches", self.micro_batches, at_least=1)
         _check_whole("num_steps", self.num_steps, at_least=1)
         _check_whole("seed", self.seed, at_least=0)
+        if self.weight is not None and self.batch_by_ranks:
+            message = "Job.weight needs all micro-batches of a step, and Job.batch_by_ranks is set"
+            raise JobError(message, hint="leave out one of them")
+        parts = weighted(self.loss, self.data, self.weight, self.micro_batches)
+        for name, part in zip(("loss", "data"), parts, strict=True):
+            object.__setattr__(self, name, part)
         _check_validation(self.validation)
         _check_validate_every(self.validate_every, self.validation)
         check_best(self.best, self.patience, self.validate_every)
@@ -190,6 +200,7 @@ _HINTS = {
     "data": "pass a function that yields micro-batches from an index on: def data(start): ...",
     "optimizer": "pass a function: optimizer=lambda parameters: AdamW(parameters, lr=3e-4)",
     "validation": _VALIDATION,
+    "weight": 'pass a function: weight=lambda batch: (batch["labels"] != -100).sum()',
     "metrics": 'pass a function: metrics=lambda model, batch: {"accuracy": (correct, answers)}',
     "learning_rate": "pass a function: learning_rate=lambda step: min(1.0, (step + 1) / 100)",
     "scheduler": "pass a function: scheduler=lambda optimizer: CosineAnnealingLR(optimizer, 100)",

@@ -29,6 +29,7 @@ from penstock.batches.reads import Data
 from penstock.batches.stream import Stream
 from penstock.errors import JobError
 from penstock.job import Batch
+from penstock.weighted import WeightedData
 
 
 def batches(  # noqa: PLR0913 - as a DataLoader is told
@@ -108,6 +109,8 @@ def from_loader(
 
 def epoch_of(data: Data) -> tuple[int, int]:
     """Return the samples of a micro-batch, and how many an epoch has; 0: nobody knows."""
+    if isinstance(data, WeightedData):
+        data = data.of
     if isinstance(data, Map):
         return data.how.batch_size, len(data)
     return (data.how.batch_size, 0) if isinstance(data, Stream) else (0, 0)

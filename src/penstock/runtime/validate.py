@@ -30,6 +30,7 @@ from penstock.job import Batch, Job
 from penstock.runtime import checkpoint
 from penstock.runtime.means import Means
 from penstock.runtime.transport.transport import Transport
+from penstock.weighted import WeightedBatch, number_as_tensor, weight_of
 
 _ALIVE_S = 60.0  # after which ranks that wait are told that it goes on: torch gives up on silence
 _MORE = b"more"
@@ -62,7 +63,7 @@ def validated(
             tally = Means()
             for batch in _counted(job, batches, told, say):
                 own = on_device(batch)
-                tally.add(_figures(job, model, own), count(pytree.tree_leaves(own))[0])
+                tally.add(_figures(job, model, own), _counts_for(job, own))
             whole.take(tally)
             if name:
                 found |= {f"val_{name}_{key}": value for key, value in tally.means().items()}
@@ -74,7 +75,8 @@ def _figures(job: Job, model: nn.Module, batch: Batch) -> dict[str, Any]:
 
     Raises:   JobError: the metrics are none, or fail.
     """
-    loss, figures = loss_and_figures(job, model, batch)
+    whole = batch if job.weight is None else WeightedBatch(batch, number_as_tensor(1.0))
+    loss, figures = loss_and_figures(job, model, whole)
     found: dict[str, Any] = {"loss": loss, **figures}
     if job.metrics is None:
         return found
@@ -94,6 +96,13 @@ def _figures(job: Job, model: nn.Module, batch: Batch) -> dict[str, Any]:
         message = f"the job's metrics have {twice[0]}, which its loss gives too"
         raise JobError(message, hint="give it another name")
     return found | dict(given)
+
+
+def _counts_for(job: Job, batch: Batch) -> float:
+    """Return how much a micro-batch counts: its samples, or what the job's weight says."""
+    if job.weight is None:
+        return count(pytree.tree_leaves(batch))[0]
+    return weight_of(job.weight, batch, 0)
 
 
 def _counted(

@@ -53,11 +53,14 @@ class Hearing:
                 self.on_checkpoint(step, folder_of(self.folder, step))
 
 
-def check_patience(options: Options, job: Job) -> None:
-    """Raise where a run that ends by patience is to end, or to go on, in another way, too.
+def check_declared(options: Options, job: Job) -> None:
+    """Raise where what a job declares does not go with how it is to be run.
 
     Raises:   PlanError.
     """
+    if job.weight is not None and options.get("until_loss") is not None:
+        message = "Job.weight is of steps of one size, and --until-loss looks for the size"
+        raise PlanError(message, hint="leave out --until-loss, or Job.weight")
     if job.patience is None:
         return
     for name, flag in (("elastic", "--elastic"), ("until_loss", "--until-loss")):

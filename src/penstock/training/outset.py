@@ -27,6 +27,7 @@ from penstock.runtime.child import Beat, can_fork, in_a_fork
 from penstock.runtime.validate import most_of, too_many, without_end
 from penstock.training.listener import Listener
 from penstock.training.store import keep, kept, key_of
+from penstock.training.unlike_counts import words_of_counts
 
 _READ_S = 1.0  # for which the micro-batches of a validation are read beforehand
 _DEPTH, _MOST_LOOKED_AT = 4, 10_000  # of what a loss may have filled
@@ -98,6 +99,7 @@ def words_before(job: Job, captured: Capture, lines: list[str], num_steps: int |
     return [
         *words_of_step(job, captured.graph.samples, num_steps, None),
         *words_of_sum(job, captured),
+        *words_of_counts(job, captured),
         *words_of_lines(
             [*lines, *(f"{name}: what it is filled with" for name in left_behind(job))]
         ),

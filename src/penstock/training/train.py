@@ -26,7 +26,7 @@ from penstock.training.audits import parse_audit
 from penstock.training.choose import Machines
 from penstock.training.degrees import check_alone, degree_asked
 from penstock.training.goal import Goal, GoalWatch
-from penstock.training.hearing import Hearing, check_patience
+from penstock.training.hearing import Hearing, check_declared
 from penstock.training.joining import is_under_way, join_on_host
 from penstock.training.listener import SILENT, Listener, Row, SaysOnly
 from penstock.training.loading import JobTerms, loaded
@@ -183,7 +183,7 @@ def _session(request: Request, heard: Listener) -> Session:  # long: option by o
     name = script_of(request.job).job if isinstance(request.job, str) else "the job"
     with heard.busy(f"loading {name}"):
         found = loaded(request.job, JobTerms(begins, said, options.get("sums", "")))
-    check_patience(options, found.job)
+    check_declared(options, found.job)
     if request.hearing is not None:
         request.hearing.folder = folder / "checkpoints"
     fixed = _fixed(options, found.job, said, follows)
