@@ -59,6 +59,22 @@ class Seen(NamedTuple):
 
 BREAKS = (
     Break(
+        "norms-decay",
+        "ported.py",
+        "        ([p for n, p in named if n not in decayed], 0.0),",
+        '        ([p for n, p in named if n not in decayed], told["weight_decay"]),',
+        ("tests/test_ported.py",),
+        "biases and norms of a ported job decay, which Trainer's do not",
+    ),
+    Break(
+        "labels-not-shifted",
+        "ported.py",
+        'return (batch["labels"][..., 1:] != -100).sum()',
+        'return (batch["labels"] != -100).sum()',
+        ("tests/test_ported.py",),
+        "the first label of a causal model counts, which its loss leaves out",
+    ),
+    Break(
         "weights-of-the-read",
         "weighted.py",
         "factors = (weight * len(weights) / total for weight in weights)",

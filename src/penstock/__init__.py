@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from penstock.job import Job, load_job
     from penstock.plan import Plan
     from penstock.plan.of_plan import lower
+    from penstock.ported import from_transformers
     from penstock.profile import Profile
     from penstock.profile.of_graph import measure
     from penstock.program.program import Program
@@ -66,6 +67,7 @@ __all__ = [
     "ema",
     "estimate",
     "from_loader",
+    "from_transformers",
     "load_job",
     "load_weights",
     "lower",
@@ -100,6 +102,7 @@ _PLACES = {
     "ema": "averages",
     "estimate": "estimate.traced",
     "from_loader": "batches",
+    "from_transformers": "ported",
     "load_job": "job",
     "load_weights": "training.export",
     "lower": "plan.of_plan",

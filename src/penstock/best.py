@@ -36,7 +36,7 @@ class Best(NamedTuple):
 
 
 def best_of(text: object) -> Best:
-    """Return what a text says, as "highest val_accuracy".
+    """Return the way and the figure that a text names, as "highest val_accuracy".
 
     Raises:   JobError: it says no such thing.
     """

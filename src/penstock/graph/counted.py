@@ -28,7 +28,7 @@ class CountNode(NamedTuple):
 
 
 def counts_in(captured: Capture) -> list[CountNode]:
-    """Return what divides the loss, or a term of it, and is made of the batch alone."""
+    """Return the values that divide the loss, or a term of it, and are made of the batch alone."""
     inputs = _inputs(captured)
     waiting: list[Any] = [captured.fx_nodes[captured.graph.loss]]
     found: list[CountNode] = []
