@@ -6,9 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.elastic.failing import failed_by
+from penstock.elastic.launch import as_job_fails
 from penstock.elastic.words import (
     Ask,
     Beat,
+    Failed,
     Halt,
     HeldTensor,
     Put,
@@ -20,6 +23,7 @@ from penstock.elastic.words import (
     word_in,
     written,
 )
+from penstock.errors import BatchMisfitError, GraphError, RankMisfitError
 
 WORDS = (
     Beat(3),
@@ -44,3 +48,12 @@ def test_garbage_is_refused_with_one_error(garbage: bytes, word, place: int, val
     for data in (garbage, bytes(changed), b"[" * 10**6):
         with suppress(WireError):
             word_in(data)
+
+
+@pytest.mark.parametrize("kind", [BatchMisfitError, GraphError])
+def test_every_member_knows_whether_a_run_may_go_on_without_a_plan(kind) -> None:
+    told = word_in(written(failed_by(kind("this batch", hint="pad it"))))
+    assert isinstance(told, Failed)
+    assert isinstance(told.error, RankMisfitError) == (kind is BatchMisfitError)
+    assert (told.error.message, told.error.hint) == ("this batch", "pad it")
+    assert isinstance(as_job_fails(told.error), RankMisfitError) == (kind is BatchMisfitError)

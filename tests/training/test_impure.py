@@ -35,6 +35,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel
 
 from penstock.errors import JobError, RunError
 from penstock.job import Job
@@ -712,6 +713,34 @@ def test_what_an_optimizer_does_to_the_model_after_a_step_is_found() -> None:
 
     found = impurities(Job(model, square, data, optimizer))
     assert found[0].what == "model.level"
+
+
+class Averaged(nn.Module):
+    """A norm and torch's average of it, which forward runs, too: equal as long as weights are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.BatchNorm1d(D), nn.Linear(D, D))
+        self.average = AveragedModel(self.net, use_buffers=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) - self.average(x).detach()
+
+
+def test_statistics_that_forward_and_a_hook_write_are_found_while_copies_are_equal() -> None:
+    built: list[Averaged] = []
+
+    def model() -> nn.Module:
+        built[:] = [Averaged()]
+        return built[0]
+
+    def optimizer(weights) -> torch.optim.Optimizer:
+        made = sgd([weight for weight in weights if weight.requires_grad])
+        made.register_step_post_hook(lambda *_: built[0].average.update_parameters(built[0].net))
+        return made
+
+    found = impurities(Job(model, square, data, optimizer))
+    assert "average.module.0.running_mean" in " ".join(one.what for one in found)
 
 
 def test_layer_that_learns_only_from_some_step_on_is_found() -> None:

@@ -18,6 +18,7 @@ from penstock.runtime import checkpoint
 from penstock.training.examine import Examined
 from penstock.training.misfits import go_on_alone, go_on_unplanned
 from penstock.training.phases import TrainedPhase, UntilFile
+from tests.runtime.as_torchrun import as_torchrun
 
 LATE = 41  # number of the first one that is unlike; four are a step, and two steps are proved
 
@@ -88,10 +89,36 @@ def test_a_run_goes_on_without_a_plan_from_its_newest_checkpoint(tmp_path):
     assert [json.loads(row)["step"] for row in rows] == list(range(1, 13))
 
 
+def test_ranks_that_come_and_go_stay_together_from_there_on(tmp_path):
+    asked = {"ranks": 2, "num_steps": 12, "checkpoint_every": 4, "elastic": True, "audit": "0"}
+    trained = ps.train(job_of(greater), out=tmp_path / "run", **asked)
+    assert trained.plan is None
+    for name, value in plain_weights(job_of(greater), 12).items():
+        assert torch.allclose(trained.outcome.weights[name], value, atol=1e-6)
+    assert not (tmp_path / "run" / "elastic.json").exists()
+
+
+def test_ranks_of_torchrun_go_on_as_replicas(tmp_path):
+    """Whichever of them reads it, all go back to the newest checkpoint."""
+    asked = {"num_steps": 12, "checkpoint_every": 4, "audit": "0"}
+
+    def train() -> None:
+        ps.train(job_of(greater), out=tmp_path / "run", **asked)
+
+    ran = as_torchrun(train, tmp_path, ranks=2)
+    assert [code for code, _, _ in ran] == [0, 0], ran
+    tensors = checkpoint.load(checkpoint.latest(tmp_path / "run" / "checkpoints")).tensors
+    for name, value in plain_weights(job_of(greater), 12).items():
+        assert torch.allclose(tensors[name], value, atol=1e-6)
+    rows = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(row)["step"] for row in rows] == list(range(1, 13))
+
+
 def session(**options):
     care = SimpleNamespace(check=options.pop("check", True))
     strict = options.pop("strict", False)
-    fixed = {"is_strict": lambda: strict, "elastic": False, "care": care, "goal": None, **options}
+    fixed = {"is_strict": lambda: strict, "elastic": False, "care": care, "goal": None}
+    fixed |= {"policy": None, **options}
     about = SimpleNamespace(author=job_of(greater), job=job_of(greater), key="", **fixed)
     about.was_audited = lambda audited: setattr(about, "audited", audited)
     return about
@@ -99,7 +126,7 @@ def session(**options):
 
 @pytest.mark.parametrize(
     ("asked", "hint"),
-    [({"strict": True}, "what asks for a plan"), ({"elastic": True}, "--elastic"), ({}, "")],
+    [({"strict": True}, "what asks for a plan"), ({"policy": "p.toml"}, "--policy"), ({}, "")],
 )
 def test_a_plan_that_is_required_ends_the_run_at_a_misfit_and_says_how_it_goes_on(asked, hint):
     problem = RankMisfitError("rank 0 failed: this batch holds something else")

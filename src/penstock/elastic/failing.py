@@ -14,7 +14,7 @@ from pathlib import Path
 
 from penstock.elastic.vote import Vote
 from penstock.elastic.words import Failed
-from penstock.errors import PenstockError
+from penstock.errors import BatchMisfitError, PenstockError
 from penstock.files import FULL
 from penstock.runtime import folders
 from penstock.runtime.left_steps import NOT_LEFT
@@ -39,6 +39,6 @@ def may_be_saved(
 def failed_by(problem: Exception) -> Failed:
     """Return what all members say of an error: of the job's own, with the lines that it came by."""
     if isinstance(problem, PenstockError):
-        return Failed(problem.message, problem.hint)
+        return Failed(problem.message, problem.hint, isinstance(problem, BatchMisfitError))
     trace = "".join(traceback.format_exception(problem))
     return Failed(f"{type(problem).__name__}: {problem}\n{trace}", "")

@@ -286,7 +286,8 @@ def _child(start: Start, scribe: Scribe, place: _Fork) -> None:
 
 def as_job_fails(problem: PenstockError) -> RunError:
     """Return what a member's error is for whoever has begun it."""
-    kind = RankMisfitError if isinstance(problem, BatchMisfitError) else RunError
+    is_misfit = isinstance(problem, BatchMisfitError | RankMisfitError)
+    kind = RankMisfitError if is_misfit else RunError
     return kind(problem.message, hint=problem.hint)
 
 

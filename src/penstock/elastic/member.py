@@ -322,7 +322,7 @@ class RunMember:
         is_own = is_own_fault(problem) and len(self.mesh.members) > 1
         if is_own or not may_be_saved(problem, vote, self._state.done, folder):
             if isinstance(problem, PenstockError):
-                self.mesh.tell(Failed(problem.message, problem.hint))
+                self.mesh.tell(failed_by(problem))
             raise problem
         self._fails = failed_by(problem)
         self.outside.says("the job fails: a checkpoint is written first")
@@ -337,7 +337,7 @@ class RunMember:
         """
         if view.fails is not None:
             self.mesh.tell(view.fails)  # for who could not take part
-            raise RunError(view.fails.message, hint=view.fails.hint)
+            raise view.fails.error
 
     # -- one generation -------------------------------------------------------------------------
 
@@ -657,7 +657,7 @@ class RunMember:
     def _check_failed(self) -> None:
         failed = self.mesh.failed
         if failed is not None:
-            raise RunError(failed.message, hint=failed.hint)
+            raise failed.error
         if self.mesh.given_up:
             message = f"member {self.mesh.own} was silent for too long: the others went on"
             raise GivenUpError(message, hint="it can join again: penstock join")

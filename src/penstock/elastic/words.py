@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from penstock.errors import RunError
+from penstock.errors import RankMisfitError, RunError
 
 MOST_BYTES = 2**26  # of a message; a catalog of 100,000 tensors is 10 MB
 
@@ -80,10 +80,19 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The job itself fails: the run ends."""
+    """The job itself fails: the run ends.
+
+    is_misfit:  by a micro-batch that does not fit the step; without a plan it may go on.
+    """
 
     message: str
     hint: str
+    is_misfit: bool = False
+
+    @property
+    def error(self) -> RunError:
+        """Return what a member raises that has heard it."""
+        return (RankMisfitError if self.is_misfit else RunError)(self.message, hint=self.hint)
 
 
 class Halt(msgspec.Struct, frozen=True, tag="stopped"):

@@ -505,7 +505,25 @@ class _Loop:
             if time.process_time() > start + _LATER_S:
                 break
             yield look()
+        if not plain:
+            self._update_apart(step)
         self._ask_for_rates(step + 1)
+
+    def _update_apart(self, step: int) -> None:
+        """Do an update once more, after which nothing is computed, with other buffers.
+
+        A teacher's statistics are the student's own until their weights differ: what a hook copies
+        or averages there shows only where each buffer that forward writes has values of its own.
+        """
+        written = ((n, b) for n, b in self.model.named_buffers() if n in self.watch.written)
+        with torch.no_grad():
+            for at, (_, buffer) in enumerate(written, start=1):
+                if buffer.dtype != torch.bool:
+                    buffer.mul_(at + 1).add_(at)
+        try:
+            self._update(step, self.gradients)
+        except Exception:  # noqa: BLE001 - the step may never come, or not with these values
+            return
 
     def _ask_for_rates(self, first: int) -> None:
         """Ask for the rates of later steps."""

@@ -3,14 +3,16 @@
 The first micro-batches are looked at before a plan is made; a later one may have another shape,
 another number beside its tensors, or answer a branch of the model otherwise.  All steps before it
 are right.  So the run goes back to its newest checkpoint, and on without a plan: as replicas, or
-in one process where these find that they cannot share a step.
+in one process where these find that they cannot share a step.  Ranks that could come and go cannot
+any more; those of torchrun become replicas themselves (torchrun.py).
 """
 
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.errors import AloneError, RankMisfitError, RunError
+from penstock.errors import AloneError, PenstockError, RankMisfitError
+from penstock.training.addresses import ADDRESSES
 from penstock.training.audited_run import gone_back_to_start, rewind
 from penstock.training.audits import Audited
 from penstock.training.phases import PHASES, until_in
@@ -33,7 +35,7 @@ def go_on_unplanned(
     first:    the step and checkpoint with which the run began.
     Raises:   RankMisfitError: a plan is required, or nobody knows how to go on.
     """
-    step, place = _gone_back(session, found, problem, first)
+    step, place = gone_back(session, found, problem, first)
     session.listener.say("training it eagerly with plain data parallelism instead")
     why = f"a later micro-batch does not fit a traced step: {problem.message}"
     return session.train_eagerly(step, place, replace(found, no_plan=why))
@@ -46,19 +48,25 @@ def go_on_alone(
 
     Raises:   AloneError: replicas are required, or nobody knows how to go on.
     """
-    step, place = _gone_back(session, found, problem, first)
+    step, place = gone_back(session, found, problem, first)
     session.listener.say("training it by the plain loop instead, in one process")
     return session.train_eagerly(step, place, replace(found, one_process=problem.message))
 
 
-def _gone_back(
-    session: "Session", found: "Examined", problem: RunError, first: tuple[int, Path | None]
+def gone_back(
+    session: "Session",
+    found: "Examined",
+    problem: PenstockError,
+    first: tuple[int, Path | None],
+    *,
+    is_begun: bool = False,
 ) -> tuple[int, Path | None]:
     """Return the step and checkpoint to go on from; what came after is forgotten.
 
     What a checkpoint does not hold, an unbroken run alone has: then it begins anew; so does one
     that has looked for its batch, since other steps than the job's own are behind it.
-    Raises:   RunError: that `problem`: a plan is required, or nobody knows how to go on.
+    is_begun:  whether the processes that go on are those that have trained so far.
+    Raises:   the kind of `problem`: a plan is required, or nobody knows how to go on.
     """
     asked = _asked(session)
     if asked:
@@ -68,7 +76,7 @@ def _gone_back(
         raise problem
     lost = found.forgets or found.beside or forgets(session.author, session.key)
     is_whole = not lost and _has_own_batch(session)
-    if not is_whole and first[1] is not None:
+    if not is_whole and (is_begun or first[1] is not None):
         raise problem
     session.was_audited(Audited(cpu_s=session.audited.cpu_s))
     session.listener.say(problem.message)
@@ -79,13 +87,19 @@ def _gone_back(
         rewind(session.folder, step)
     (session.folder / PHASES).unlink(missing_ok=True)  # nothing is searched for without a plan
     session.listener.say(f"going back to {place or 'the first step'}")
+    if session.elastic:
+        (session.folder / ADDRESSES).unlink(missing_ok=True)  # nobody can join
+        session.stays_together()
+        session.listener.say("without a plan a lost rank ends the run; --resume goes on then")
     return step, place
 
 
 def _asked(session: "Session") -> str:
     """Return what was asked for that only plans do, in words; empty: nothing."""
-    if session.elastic:
-        return "--elastic"
+    if session.policy is not None:
+        return "--policy"
+    if session.job.batch_by_ranks:
+        return "Job.batch_by_ranks"
     return "what asks for a plan" if session.is_strict() else ""
 
 

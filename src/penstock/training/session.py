@@ -194,6 +194,14 @@ class Session:
         """Be a run that is not started where no plan can train it."""
         self.care = self.care._replace(strict=True, trial=False)
 
+    def goes_on_unplanned(self, care: CheckOptions) -> None:
+        """Be the run that it was, from its newest checkpoint on, and without a plan."""
+        self.care, self.resume = care._replace(eager=True), True
+
+    def stays_together(self) -> None:
+        """Be a run that ends when a rank is lost."""
+        self.elastic = False
+
     def among(self, ranks: int) -> None:
         """Be a run of so many ranks that are there."""
         self.fixed = replace(self.fixed, ranks=ranks)

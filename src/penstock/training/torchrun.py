@@ -23,7 +23,14 @@ from penstock.cluster.cluster import Cluster
 from penstock.cluster.machine import HERE
 from penstock.cluster.order import placed
 from penstock.device import here
-from penstock.errors import BatchMisfitError, GraphError, JobError, PlanError
+from penstock.errors import (
+    BatchMisfitError,
+    GraphError,
+    JobError,
+    PlanError,
+    RankMisfitError,
+    RunError,
+)
 from penstock.job import Job
 from penstock.plan.plan import Plan
 from penstock.profile.profile import Profile
@@ -33,6 +40,7 @@ from penstock.training.choose import Choice, Joining, Machines, for_plan
 from penstock.training.linked import linked
 from penstock.training.listener import Listener
 from penstock.training.lock import locked
+from penstock.training.misfits import gone_back
 from penstock.training.outset import noticing
 from penstock.training.prepare import joined_step, measured_as, traced
 from penstock.training.replan import SearchBasis
@@ -52,12 +60,13 @@ if TYPE_CHECKING:
     from penstock.training.rendezvous import Rendezvous
     from penstock.training.results import Trained
     from penstock.training.session import Launch, Session
-    from penstock.training.settle import Checked
+    from penstock.training.settle import Checked, CheckOptions
 
 _START, _PLAN = "penstock/start", "penstock/plan {}"
 _ASK, _TOLD = "penstock/measure/{}", "penstock/profile/{}/{}"  # number; number, kind of device
 _PROVE, _PROVED = "penstock/{}/steps", "penstock/{}/differs"  # those to prove, if any; what does
 _RUN = "run"  # the name of the steps that count
+_MISFIT = "penstock/misfit"  # what a rank says of a micro-batch that does not fit its step
 _WITHOUT_TORCHRUN = "`penstock train` without torchrun trains it with plain data parallelism"
 _LISTEN_S = 0.02  # how often rank 0 looks whether a step is reported
 _ROUNDING = 1e-6  # of a micro-batch, where ranks tell parts of one
@@ -79,15 +88,13 @@ def train_under_torchrun(make: "Callable[[], Session]") -> "Trained | None":
     is_open = False  # whether what no plan trains may be trained otherwise
     try:
         session = make()
-        is_open = not (session.is_strict() or session.elastic)
+        is_open = _is_open(session)
         rendezvous.begin(session.listener)
         if rendezvous.rank:
             return _trained(session, rendezvous)
         with locked(session.folder), session.mirrored():
             return _trained(session, rendezvous)
     except (GraphError, JobError, UnlikeError) as problem:
-        if isinstance(problem, BatchMisfitError):
-            problem.hint = "--resume --eager goes on from the newest checkpoint, without a plan"
         if is_open and (ends := unplanned(problem, _replicas(session, rendezvous))) is not None:
             if rendezvous.rank == 0:  # another one finds that, too, and by itself
                 rendezvous.fail(ends)
@@ -101,13 +108,74 @@ def train_under_torchrun(make: "Callable[[], Session]") -> "Trained | None":
         rendezvous.leave()
 
 
+def _is_open(session: "Session") -> bool:
+    """Return whether what no plan trains may be trained otherwise."""
+    return not (session.is_strict() or session.elastic)
+
+
 def _trained(session: "Session", rendezvous: "Rendezvous") -> "Trained | None":
-    """Train by a plan, or as replicas without one."""
-    if not (session.care.eager or are_replicas()):
+    """Train by a plan, or as replicas without one.
+
+    Raises:   BatchMisfitError, RunError: a later micro-batch does not fit the plan's step, and
+              nobody knows how to go on.
+    """
+    if session.care.eager or are_replicas():
+        return _as_replica(session, rendezvous)
+    care, is_open = session.care, _is_open(session)
+    try:
         return _train(session, rendezvous)
+    except (BatchMisfitError, RunError) as failed:
+        told = _misfit_told(rendezvous)
+        if told is None:
+            raise
+        if not is_open:
+            hint = "--resume goes on from the newest checkpoint without what asks for a plan"
+            raise RankMisfitError(told, hint=hint) from failed
+        problem = RankMisfitError(told, hint="begin anew with --eager: it keeps state in Python")
+        return _gone_on(session, rendezvous, care, problem)
+
+
+def _as_replica(session: "Session", rendezvous: "Rendezvous") -> "Trained | None":
     launch = partial(_launch, rendezvous=rendezvous, plan_rank=rendezvous.rank)
     launch = partial(launch, micro_batches=session.job.micro_batches)
     return train_replicas(session, rendezvous, launch)
+
+
+def _misfit_told(rendezvous: "Rendezvous") -> str | None:
+    """Return what a rank tells of a micro-batch that does not fit; None: that is not what failed.
+
+    It tells so before the others can hear from it that it has failed.
+    """
+    try:
+        return rendezvous.take(_MISFIT) if rendezvous.is_told(_MISFIT) else None
+    except RuntimeError:  # the store is gone
+        return None
+
+
+def _gone_on(
+    session: "Session", rendezvous: "Rendezvous", care: "CheckOptions", problem: RankMisfitError
+) -> "Trained | None":
+    """Train on as replicas without a plan, from the newest checkpoint; every rank calls it.
+
+    care:     of the run, as it was asked for.
+    """
+    from penstock.runtime.launch import under
+    from penstock.training.rendezvous import Rendezvous
+
+    again, found = Rendezvous(under(rendezvous.store, "without a plan")), session.found
+    try:
+        again.begin(session.listener)
+        session.goes_on_unplanned(care)
+        if found is not None:  # rank 0
+            gone_back(session, found, problem, (0, None), is_begun=True)
+            session.listener.say("training it eagerly with plain data parallelism instead")
+        again.meet("gone back")
+        return _as_replica(session, again)
+    except BaseException as failed:
+        again.fail(failed)
+        raise
+    finally:
+        again.leave()
 
 
 def _train(session: "Session", rendezvous: "Rendezvous") -> "Trained | None":
@@ -470,7 +538,12 @@ def _begun(work: "Work", rendezvous: "Rendezvous", name: str) -> "Work":
     def begun(end: "Transport", report: "Report") -> "RankResult":
         if name == _RUN:
             rendezvous.leave()
-        return work(end, report)
+        try:
+            return work(end, report)
+        except BatchMisfitError as problem:
+            if name == _RUN:
+                rendezvous.put(_MISFIT, f"rank {rendezvous.rank}: {problem.message}")
+            raise
 
     return begun
 
