@@ -225,9 +225,8 @@ def test_units_asked_for_are_at_most_so_many_of_each_stage(
     ]
 
 
-@pytest.mark.parametrize("objective", ["time", "cost", "memory"])
 def test_no_other_objective_finds_a_better_plan_by_its_own_measure(
-    call: Call, machines: Path, objective: str
+    call: Call, machines: Path
 ) -> None:
     found = {}
     for aim in ("time", "cost", "memory"):
@@ -236,8 +235,9 @@ def test_no_other_objective_finds_a_better_plan_by_its_own_measure(
         step_s, place = plan["predicted"]["step_s"], plan["place"]
         ranks = place["num_ranks"] * place["replicas"]
         peak = max(plan["predicted"]["peak_bytes"])
-        found[aim] = {"time": step_s, "cost": step_s * ranks, "memory": peak}[objective]
-    assert found[objective] == min(found.values())
+        found[aim] = {"time": step_s, "cost": step_s * ranks, "memory": peak}
+    for objective, row in found.items():
+        assert row[objective] == min(other[objective] for other in found.values())
 
 
 def test_what_the_job_prints_does_not_reach_stdout(call: Call, machines: Path) -> None:
@@ -329,12 +329,12 @@ def test_devices_that_are_not_here_are_estimated_and_the_plan_says_so(
     call: Call, machines: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "plan.json"
-    done = call("plan", JOB, "--cluster", MIXED, "--out", out)
+    done = call("plan", JOB, "--cluster", MIXED, "--schedule", "one_f_one_b", "--out", out)
     assert done.code == 0
     assert "seconds: a100 estimated, t4 estimated (only choice): a micro-batch: " in done.out
     assert "hosts: " in done.out
     assert "preemptible" in done.out
-    here = call("plan", JOB, "--cluster", machines)
+    here = call("plan", JOB, "--cluster", machines, "--ranks", 1)
     assert "seconds: cpu measured (only choice): a micro-batch: " in here.out
     kinds = [profile.kind for profile in load_basis(out, Plan.load(out)).profiles]
     assert kinds == ["a100", "t4"]
@@ -345,8 +345,8 @@ def test_plan_for_unlike_machines_is_simulated_as_it_was_predicted(
     call: Call, tmp_path: Path, objective: str
 ) -> None:
     out = tmp_path / "plan.json"
-    fixed = "--cluster", MIXED, "--objective", objective, "--stages", 2, "--out", out
-    assert call("plan", JOB, *fixed).code == 0
+    fixed = "--cluster", MIXED, "--objective", objective, "--stages", 2, "--schedule", "one_f_one_b"
+    assert call("plan", JOB, *fixed, "--out", out).code == 0
     plan = Plan.load(out)
     done = call("simulate", out, "--json")
     assert plan.predicted is not None
