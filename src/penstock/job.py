@@ -92,8 +92,8 @@ class Job:
                    optimizer keeps them in float32.  In float16 the loss is scaled, and a step whose
                    gradients overflow is left out
     sums           in how few numbers gradients travel where they are summed over copies of a stage:
-                   "bfloat16", "float16", "int8", "sign", "top:0.01", "rank:4" (penstock/sums.py);
-                   None: as they are
+                   "bfloat16", "float16", "int8", "sign", "top:0.01", "rank:4", "delayed"
+                   (penstock/sums.py); None: as they are
     buffers        "exact": what forward writes (running statistics) is what the plain loop has;
                    "per replica": each replica follows its own micro-batches, the first is saved
     wire_bits      fewest bits in which a number may go from rank to rank between stages: one for

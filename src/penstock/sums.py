@@ -5,12 +5,14 @@
     sign                each number in 1 bit, BLOCK of them with one scale
     top:0.01            one in a hundred of the numbers, those greatest in size, with their places
     rank:4              of each matrix a product of two that have 4 columns
+    delayed             each number as it is, a step later: its sum has a whole step to hide in
 
-The last four hold back what they do not send: a rank adds it to its gradient of the next step.  So
-what all ranks have summed, and what they hold back, is together the sum of their gradients.
+All but the first two hold back what they do not send: a rank adds it to its gradient of the next
+step.  What all ranks have summed, and what they hold back, is then the sum of their gradients.
 
 Source:  1-bit SGD with error feedback, Interspeech 2014, and arXiv:1901.09847 (sign); MSTopK,
-         arXiv:2010.10458 (top); PowerSGD, arXiv:1905.13727 (rank).
+         arXiv:2010.10458 (top); PowerSGD, arXiv:1905.13727 (rank); Pipe-SGD, arXiv:1811.03619
+         (delayed).
 """
 
 import math
@@ -18,15 +20,21 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 Shape: TypeAlias = tuple[int, ...]
-SumsKind: TypeAlias = Literal["as they are", "16 bits", "int8", "sign", "top", "rank"]
+SumsKind: TypeAlias = Literal["as they are", "16 bits", "int8", "sign", "top", "rank", "delayed"]
 
 BLOCK = 256  # numbers with one scale
 ALIGNED = 16  # numbers: a gradient begins at a multiple of it
 _SCALE_BYTES = 4  # float32
 _PLACED_BYTES = 8  # a number of float32, and its place
-_WORDS = '"bfloat16", "float16", "int8", "sign", "top:0.01" or "rank:4"'
+_WORDS = '"bfloat16", "float16", "int8", "sign", "top:0.01", "rank:4" or "delayed"'
 _BITS = {"int8": 8, "sign": 1}
-_PASSES = {"int8": 30.0, "sign": 25.0, "top": 25.0, "rank": 10.0}  # measured, of 2 million numbers
+_PASSES = {
+    "int8": 30.0,
+    "sign": 25.0,
+    "top": 25.0,
+    "rank": 10.0,
+    "delayed": 3.0,
+}  # measured, of 2 million numbers
 HALVES = "bfloat16", "float16"
 
 
@@ -42,7 +50,12 @@ class SumsWay(NamedTuple):
     @property
     def holds_back(self) -> bool:
         """Return whether what is not sent is added to the next step's gradient."""
-        return self.kind in ("int8", "sign", "top", "rank")
+        return self.kind in ("int8", "sign", "top", "rank", "delayed")
+
+    @property
+    def copies(self) -> int:
+        """Return how many copies of its gradients a rank keeps for it."""
+        return (2 if self.kind == "delayed" else 1) if self.holds_back else 0
 
     @property
     def passes(self) -> float:
@@ -80,7 +93,7 @@ def sums_way(text: str | None) -> SumsWay:
         return AS_THEY_ARE
     if text in HALVES:
         return SumsWay("16 bits")
-    if text in ("int8", "sign"):
+    if text in ("int8", "sign", "delayed"):
         return SumsWay(text)
     kind, colon, amount = text.partition(":")
     if colon and kind == "top":
@@ -123,7 +136,7 @@ def summed_as(way: SumsWay, shapes: Sequence[Shape], count: int, ranks: int) -> 
     count:   numbers of all, gaps between them included.
     """
     match way.kind:
-        case "as they are":
+        case "as they are" | "delayed":
             return 4 * count
         case "16 bits":
             return 2 * count
@@ -150,6 +163,8 @@ def in_words(text: str) -> str:
             return "are summed as they are"
         case "16 bits":
             return "are rounded once on each rank, and once summed"
+        case "delayed":
+            return "are summed while the next step is computed, and update the weights after it"
         case "int8":
             return f"travel in 8 bits, {BLOCK} with one scale{rest}"
         case "sign":

@@ -11,10 +11,18 @@ from penstock.plan.lower import lower_plan
 from penstock.runtime import checkpoint
 from penstock.runtime.launch import run_processes
 from penstock.training.prove import Planned, prove, prove_eager
-from tests.parity.optimizing import MICRO_BATCHES, WIDTH, Net, job_of, run_of, windows_from
+from tests.parity.optimizing import (
+    MICRO_BATCHES,
+    WIDTH,
+    Net,
+    data,
+    job_of,
+    run_of,
+    windows_from,
+)
 from tests.parity.training import differing, train
 
-WAYS = "int8", "sign", "top:0.1", "rank:2"
+WAYS = "int8", "sign", "top:0.1", "rank:2", "delayed"
 
 
 def adamw(weights):
@@ -83,6 +91,42 @@ def test_what_two_ranks_have_held_back_is_held_back_by_one_place_of_a_sum(tmp_pa
     alone = run_of(job_of(adamw, half_net), 1)
     found = train(alone, tmp_path / "one", windows=windows_from(alone, 3), resume=newest)
     assert all(value.isfinite().all() for value in found.weights.values())
+
+
+@pytest.mark.parametrize(("stages", "clip"), [(1, None), (2, 0.05)])
+def test_a_delayed_run_is_that_of_pipe_sgd(stages, clip, tmp_path):
+    """w(t) = w(t - 1) - rate * g(w(t - 2)), written of torch alone, in float64."""
+
+    def sgd(weights):
+        return torch.optim.SGD(weights, lr=0.05)
+
+    def wide():
+        return half_net().double()
+
+    def doubles(start):
+        return (x.double() for x in data(start))
+
+    job = replace(job_of(sgd, wide, sums="delayed", clip_norm=clip), data=doubles)
+    found = train(summing(job, stages, replicas=2), tmp_path, (1,) * 6).weights
+    torch.manual_seed(job.seed)
+    model, batches = wide(), doubles(0)
+    before = None
+    for _ in range(6):
+        model.zero_grad()
+        for _ in range(MICRO_BATCHES):
+            (job.loss(model, next(batches)) / MICRO_BATCHES).backward()
+        rows = [p for p in model.parameters() if p.grad is not None]
+        now = [p.grad.clone() for p in rows]
+        for p, gradient in zip(rows, before or [0 * g for g in now], strict=True):
+            p.grad = gradient
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(rows, clip)
+        with torch.no_grad():
+            for p in rows:
+                p -= 0.05 * p.grad
+        before = now
+    for name, weight in model.named_parameters():
+        torch.testing.assert_close(found[f"weights/{name}"], weight.data, rtol=1e-12, atol=1e-12)
 
 
 def test_processes_hold_back_what_threads_do(tmp_path):

@@ -16,6 +16,7 @@ from penstock.graph.wire import message_bytes, summed_bytes
 from penstock.plan.plan import Plan, check_fits, schedule_of
 from penstock.program.edges import Collected, Edge, StageBytes, TiedGroup
 from penstock.program.lower import lower_schedule
+from penstock.program.passes.delay import delay
 from penstock.program.passes.offload import offload
 from penstock.program.passes.receive_early import receive_early
 from penstock.program.passes.shard import shard
@@ -100,6 +101,8 @@ def lower_plan(  # long: what a plan says, field by field
     if plan.shards or plan.far:  # 5 in docs/architecture.md
         ahead, parts = plan.overlap.prefetch, plan.place.parts
         program = shard(program, plan.shard, prefetch=ahead, parts=parts, far=plan.far)
+    if plan.holds_back and plan.agreement.sums == "delayed":
+        program = delay(program)
     if plan.offloads:
         program = offload(program, plan.offload, beside=plan.overlap.beside)
     return receive_early(program, distance=plan.overlap.early) if plan.overlap.early else program

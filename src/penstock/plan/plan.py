@@ -40,7 +40,7 @@ from penstock.schedule.recipe import (
     words_of,
 )
 from penstock.schedule.schedule import Schedule
-from penstock.sums import sums_way
+from penstock.sums import AS_THEY_ARE, SumsWay, sums_way
 from penstock.typed import MisfitError, damage, typed
 from penstock.units import format_bytes, format_seconds
 
@@ -201,9 +201,9 @@ class Plan:
         return self.total_ranks > 1 and sums_way(self.agreement.sums).holds_back
 
     @property
-    def sum_passes(self) -> float:
-        """Return how often as long as a copy of gradients it takes to send them in few numbers."""
-        return sums_way(self.agreement.sums).passes if self.holds_back else 0.0
+    def sums_way(self) -> SumsWay:
+        """Return how gradients travel, where ranks hold back what they do not send of them."""
+        return sums_way(self.agreement.sums) if self.holds_back else AS_THEY_ARE
 
     @property
     def grid(self) -> Grid:

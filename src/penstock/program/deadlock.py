@@ -32,7 +32,7 @@ from penstock.program.wiring import Wiring
 from penstock.schedule.orders import F, W
 
 SENT, POSTED = 1, 2
-NORM = 3  # in instructions.HOWS; it and the next one have to be over before a rank goes on
+NORM = 4  # in instructions.HOWS; it and the next one have to be over before a rank goes on
 
 
 class Traffic(NamedTuple):

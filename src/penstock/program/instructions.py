@@ -28,8 +28,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from penstock.errors import ProgramError, ScheduleError
 from penstock.schedule.orders import KINDS, Action
 
-How = Literal["tied", "replicas", "shards", "norm", "guard", "commit", "validate"]
+How = Literal["delayed", "tied", "replicas", "shards", "norm", "guard", "commit", "validate"]
 HOWS: tuple[How, ...] = (
+    "delayed",
     "tied",
     "replicas",
     "shards",
@@ -108,6 +109,7 @@ class Receive(Printed):
 class Reduce(Printed):
     """Begin to sum a step's gradients over `ranks`, and go on; the next Update waits for it.
 
+    delayed: of a stage that lives on several ranks, those of the step before; at its beginning.
     tied: of a parameter that lives in several stages (a sum on the spot if they share a rank).
     replicas: of a stage that lives on several ranks.  shards: likewise, of which each rank keeps
     its own shard; it waits for the one before it on its rank, whose whole gradients are freed then.

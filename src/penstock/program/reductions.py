@@ -49,6 +49,7 @@ def needed(  # long: its words  # noqa: PLR0913 - what a plan says of sums
     sharded: AbstractSet[int] = frozenset(),
     commits: bool = False,
     guards: bool = False,
+    delays: bool = False,
     tensor: int = 1,
 ) -> tuple[Needed, ...]:
     """Return the reductions of every step, in the order in which a gradient needs them.
@@ -60,6 +61,7 @@ def needed(  # long: its words  # noqa: PLR0913 - what a plan says of sums
 
     sharded:  stages of which each rank keeps a shard, or all of it in far memory, and which their
               sum leaves there; with any, a norm is over all replicas.
+    delays:   whether sums over replicas are of the step before.
     tensor:   replicas that divide the ops of each stage: each is summed with those that have the
               same slices; a norm is over all of them.
     """
@@ -76,7 +78,7 @@ def needed(  # long: its words  # noqa: PLR0913 - what a plan says of sums
         held = stage_bytes[stage] if stage_bytes else StageBytes()
         size_bytes = held.summed or held.weights
         if len(ranks) > 1 or stage in sharded:
-            how: How = "shards" if stage in sharded else "replicas"
+            how: How = "shards" if stage in sharded else "delayed" if delays else "replicas"
             found.append(Needed(Reduce(f"stage{stage}", how, ranks, 0, size_bytes), (stage,)))
     if clip:
         how = "validate" if post_validation else "norm"
@@ -176,7 +178,7 @@ def as_arrays(
     for how in ("tied", "norm", "validate"):  # stand there once per replica
         own = needs[HOWS.index(how) :: len(HOWS)]
         own[:] = -(-own // replicas)  # or once for all
-    for how in ("replicas", "shards"):  # once for each slice of a stage
+    for how in ("delayed", "replicas", "shards"):  # once for each slice of a stage
         own = needs[HOWS.index(how) :: len(HOWS)]
         own[:] = -(-own // tensor)
     return NeededSums(hows, stages, stage_offsets, ranks, rank_offsets, needs)

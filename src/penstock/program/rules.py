@@ -88,7 +88,7 @@ from penstock.schedule.orders import B, F, I, U, W
     NOT_THIS_COLLECT,
     NOT_THIS_GROUP,
 ) = range(48)
-NUM_HOWS, SHARDS, VALIDATE = 7, 2, 6  # of instructions.HOWS
+NUM_HOWS, DELAYED, SHARDS, VALIDATE = 8, 0, 3, 7  # of instructions.HOWS
 
 Finding: TypeAlias = tuple[
     int, int, int
@@ -500,7 +500,8 @@ def _reduce(code: Columns, row: int, rank: int, facts: Facts, state: Known) -> t
                 if other > how and so_far > 0:
                     return SUM_TOO_LATE, int(stage)
             state.summed[NUM_HOWS * stage + how] += 1
-            state.closed[stage] = step + 1
+            if how != DELAYED:  # which is of the step before
+                state.closed[stage] = step + 1
     return FINE, -1
 
 

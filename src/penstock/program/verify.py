@@ -77,6 +77,7 @@ def facts_of(program: "Program") -> Facts:
     sharded = program.sharded
     rest = {"post_validation": late, "commits": program.commits}
     rest["guards"] = program.guard is not None
+    rest["delays"] = any(one.how == "delayed" for one in program.code.reductions)
     tensor = program.tensor
     reductions = needed(*sums, sharded=sharded, tensor=tensor, **rest) if backward else ()
     number_of = {one.reduce: number for number, one in enumerate(reductions)}

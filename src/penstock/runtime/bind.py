@@ -119,7 +119,7 @@ class _Binder:
         self.here = {(action.stage, action.micro_batch) for action in computes}
         self.first_gradient = self._first_gradients(computes)
         self.last_gradient = self._first_gradients(computes[::-1])
-        sums = "replicas", "shards"
+        sums = "delayed", "replicas", "shards"
         self.summed = {i.bucket for i in self.code if isinstance(i, Reduce) and i.how in sums}
         self.leaf_uses = self._leaf_uses(computes)
         self.sums, self.copies = Awaited(rank, program), Moves(rank)

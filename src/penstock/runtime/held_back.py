@@ -21,6 +21,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
+from penstock.runtime.delayed import Delayed
 from penstock.runtime.few_numbers import sum_codes, sum_greatest, sum_products
 from penstock.runtime.flat import Flat, count_of
 from penstock.runtime.transport.transport import Transport
@@ -43,17 +44,22 @@ class SumRun(NamedTuple):
     shapes: Mapping[int, tuple[int, tuple[int, ...]]]
 
 
-def runs_of(layouts: Sequence[Flat], shared: AbstractSet[int]) -> list[SumRun]:
+def runs_of(
+    layouts: Sequence[Flat],
+    shared: AbstractSet[int],
+    dtypes: AbstractSet[torch.dtype] = frozenset([torch.float32]),
+) -> list[SumRun]:
     """Return the longest runs of gradients of float32 without those that several stages share.
 
     These are summed as they are: each stage has a copy, and all copies must have the same sum.
+    dtypes:  in place of float32.
     """
     runs: list[SumRun] = []
     for number, layout in enumerate(layouts):
         ends = (*layout.starts[1:], layout.size)
         row: dict[int, tuple[int, int, tuple[int, ...]]] = {}
         rows = zip(layout.nodes, layout.starts, ends, layout.shapes, strict=True)
-        for node, start, end, shape in rows if layout.dtype == torch.float32 else ():
+        for node, start, end, shape in rows if layout.dtype in dtypes else ():
             if node not in shared:
                 row[node] = start, end, shape
             elif row:
@@ -104,9 +110,12 @@ class HeldBack:
         seed: int,
     ) -> None:
         self.way, self.layouts, self.runs = way, layouts, runs_of(layouts, shared)
+        if way.kind == "delayed":
+            self.runs = runs_of(layouts, frozenset(), {layout.dtype for layout in layouts})
         self.unused = [_unused(run, reached).to(layouts[run.flat].device) for run in self.runs]
         self.left = [layout.new() for layout in layouts]
         self.place, self.count = 0, 1  # of this rank among those that sum
+        self.delayed = Delayed(self.left) if way.kind == "delayed" else None
         self.powers: dict[int, Tensor] = {}
         for node, shape in self._matrices():
             columns = way.columns_of(shape)
@@ -155,8 +164,8 @@ class HeldBack:
             case "rank":
                 matrices = {n: row for n, row in run.shapes.items() if n in self.powers}
                 sum_products(transport, pair, ranks, matrices, self.powers)
-            case "16 bits" | "as they are":
-                raise AssertionError("nothing is held back")
+            case "16 bits" | "as they are" | "delayed":
+                raise AssertionError("nothing is held back of a sum")
 
     def state(self) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
         """Return what this rank holds back of each gradient, and Q of each matrix, by node."""
@@ -191,4 +200,5 @@ class HeldBack:
 
     def held(self) -> list[Tensor]:
         """Return all tensors that are kept."""
-        return [*self.left, *self.powers.values()]
+        more = () if self.delayed is None else self.delayed.held()
+        return [*self.left, *self.powers.values(), *more]

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from penstock.runtime.rank import Rank
 
 
-_BESIDE = "tied", "replicas", "shards"  # sums that may run beside computes
+_BESIDE = "delayed", "tied", "replicas", "shards"  # sums that may run beside computes
 
 
 def nothing() -> None:
@@ -153,6 +153,7 @@ class Awaited:
     def __init__(self, rank: "Rank", program: Program) -> None:
         self.rank, self.program, self.code = rank, program, program.code[rank.rank]
         self.under_way: list[tuple[Reduce, Begun | Queued, Call]] = []
+        self.over: list[tuple[Reduce, Call]] = []  # delayed ones, still to be put in their place
         self.gathers: dict[int, Begun | Queued] = {}  # by stage
         self.device = of(rank.device)
         transport, is_queued = rank.transport, self.device.is_queued
@@ -169,14 +170,14 @@ class Awaited:
             yield from self.waits("shards")
             stage = int(reduce.bucket.removeprefix("stage"))
             yield Bound(self.rank.shard_of(stage).keep, "versions", "reduce", stage, reduce.step)
-        if self._has_company(place, reduce):
+        if self._has_company(place, reduce) or reduce.how == "delayed":
             yield from _quiet(calls.make, reduce)
             begin, begun = self._beside(calls.sum)
             self.under_way.append((reduce, begun, calls.after))
             yield Bound(begin, "begin", *where)  # 16 in docs/architecture.md
             return
         if len(reduce.ranks) > 1 or reduce.how not in _BESIDE:
-            yield from self.waits()
+            yield from self.waits(ends=reduce.how not in _BESIDE)
         yield from _quiet(calls.make, reduce)
         yield Bound(calls.sum, "collective", *where, ranks=reduce.ranks)
         yield from self._ended(reduce, calls.after)
@@ -208,20 +209,30 @@ class Awaited:
 
     def before(self, stage: int) -> Iterator[Bound]:
         """Yield the calls that wait for sums of gradients that a backward of `stage` adds to."""
-        if any(stage in self._stages_of(reduce) for reduce, _, _ in self.under_way):
-            yield from self.waits()
+        added = (each for each, _, _ in self.under_way if each.how != "delayed")
+        if any(stage in self._stages_of(reduce) for reduce in added):
+            yield from self.waits(ends=False)
 
     def _stages_of(self, reduce: Reduce) -> tuple[int, ...]:
         if reduce.how == "tied":
             return next(g.stages for g in self.program.tied if g.name == reduce.bucket)
         return (int(reduce.bucket.removeprefix("stage")),)
 
-    def waits(self, how: How | None = None) -> Iterator[Bound]:
-        """Yield the calls that wait for all sums under way, or for those of one kind."""
+    def waits(self, how: How | None = None, *, ends: bool = True) -> Iterator[Bound]:
+        """Yield the calls that wait for all sums under way, or for those of one kind.
+
+        ends:  whether all gradients of the step are there, which delayed sums are to replace.
+        """
         wanted = [each for each in self.under_way if how in (None, each[0].how)]
         self.under_way = [each for each in self.under_way if each not in wanted]
         for reduce, begun, after in wanted:
             yield _wait(begun, ("reduce", -1, reduce.step), reduce.ranks)
+            if reduce.how == "delayed":
+                self.over.append((reduce, after))
+            else:
+                yield from self._ended(reduce, after)
+        over, self.over = (self.over, []) if ends else ([], self.over)
+        for reduce, after in over:
             yield from self._ended(reduce, after)
 
     def _ended(self, reduce: Reduce, after: Call) -> Iterator[Bound]:

@@ -49,6 +49,8 @@ def sum_calls(rank: "Rank", reduce: Reduce, own: LocalStages) -> SumCalls:
             return _tied(rank, reduce, own)
         case "replicas":
             return _replicas(rank, reduce, own)
+        case "delayed":
+            return _delayed(rank, reduce, own)
         case "shards":
             return _shards(rank, reduce, own)
         case "norm":
@@ -102,15 +104,9 @@ def _replicas(rank: "Rank", reduce: Reduce, own: LocalStages) -> SumCalls:
     """
     stage = int(reduce.bucket.removeprefix("stage"))
     weights = rank.weights_of(stage)
-    tied = {node for node, holders in rank.stages.tied if stage in holders}
     watched = [weights.gradients[node] for node in rank.watched(stage) if node in weights.gradients]
     is_telling = rank.rank == min(reduce.ranks)
-    cleared: list[Tensor] = []
-    if (stage, reduce.step) not in own.added:  # they still hold the sum of the step before
-        cleared += [value for node, value in weights.gradients.items() if node not in tied]
-    if stage not in own.first:
-        cleared += [value for node, value in weights.gradients.items() if node in tied]
-
+    cleared = _cleared(rank, reduce, own)
     held = _held_back(rank, weights, reduce)
 
     def call() -> None:
@@ -127,6 +123,37 @@ def _replicas(rank: "Rank", reduce: Reduce, own: LocalStages) -> SumCalls:
             rank.noise.large(watched)
 
     return SumCalls(call, after=after) if is_telling and watched else SumCalls(call)
+
+
+def _cleared(rank: "Rank", reduce: Reduce, own: LocalStages) -> list[Tensor]:
+    """Return the gradients of a stage that this rank adds nothing to a sum over replicas by."""
+    stage = int(reduce.bucket.removeprefix("stage"))
+    rows = rank.weights_of(stage).gradients.items()
+    tied = {node for node, holders in rank.stages.tied if stage in holders}
+    cleared: list[Tensor] = []
+    if (stage, reduce.step) not in own.added:  # they still hold the sum of the step before
+        cleared += [value for node, value in rows if node not in tied]
+    if stage not in own.first:
+        cleared += [value for node, value in rows if node in tied]
+    return cleared
+
+
+def _delayed(rank: "Rank", reduce: Reduce, own: LocalStages) -> SumCalls:
+    """Sum the gradients of the step before of a stage, and leave those of this one for the next."""
+    stage = int(reduce.bucket.removeprefix("stage"))
+    weights = rank.weights_of(stage)
+    held = _held_back(rank, weights, reduce)
+    assert held is not None, "the job says so, as the plan does"
+    delayed = held.delayed
+    assert delayed is not None, "it is of this way"
+    cleared = _cleared(rank, reduce, own)
+
+    def after() -> None:
+        for gradient in cleared:
+            gradient.zero_()
+        delayed.take(weights.flat_gradients)
+
+    return SumCalls(lambda: delayed.sum_over(rank.transport, reduce.ranks), after=after)
 
 
 def _held_back(rank: "Rank", weights: StageWeights, reduce: Reduce) -> HeldBack | None:

@@ -271,7 +271,7 @@ class Judge:
     def price(self, plan: Plan, alive: Sequence[int] = (), ways: Ways = ONE_BY_ONE) -> Priced:
         """Return the stages of `plan`, priced; `alive` and `ways` as in `held_of`."""
         copies = plan.offloads
-        ways = ways._replace(compiled=plan.terms.compiled, held_back=plan.sum_passes)
+        ways = ways._replace(compiled=plan.terms.compiled, held_back=plan.sums_way)
         key = plan.cuts, plan.recompute, tuple(alive), copies, ways, plan.terms.wire, plan.divided
         key = (*key, plan.far)
         if key not in self._priced:
@@ -360,6 +360,8 @@ class Judge:
     def _ends_s(self, plan: Plan, stages: Stages) -> NDArray[np.float64]:
         """Return for each rank of a replica the seconds of the sum after its last action."""
         counts, cluster = self._counts_of(plan), self.cluster_of(plan.place.hosts)
+        if plan.sums_way.kind == "delayed":  # it begins with the step
+            return np.zeros(plan.num_ranks)
         ends_s, grid = np.zeros(plan.num_ranks), plan.grid
         each = [grid.ranks_of(replica) for replica in range(grid.replicas)]
         for stage in stages.stages:

@@ -53,7 +53,7 @@ def simulate(
         compiled=plan.terms.compiled,
         sharded=plan.divided,
         far=plan.far,
-        held_back=plan.sum_passes,
+        held_back=plan.sums_way,
     )
     costs = costs_of(graph, stages, profiles, alive, copies=plan.offloads, ways=ways)
     costs = by_rank(costs, profiles, program, places, (graph, stages))

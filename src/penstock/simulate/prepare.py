@@ -297,7 +297,7 @@ def _sum_s(
         return exchange_s(sizes, seconds.guard_s, cluster, program.guard.apart)
     stretch, kept_s = program.stretch(reduce.ranks[0]), 0.0
     if (
-        reduce.how in ("shards", "replicas")
+        reduce.how in ("shards", "replicas", "delayed")
         and isinstance(seconds, Costs)
         and len(seconds.shards_s)
     ):

@@ -32,6 +32,7 @@ from penstock.schedule.figures import made_in_passing
 from penstock.schedule.orders import KINDS, F, Kind
 from penstock.schedule.schedule import Schedule
 from penstock.simulate.costs import Costs, Memory
+from penstock.sums import AS_THEY_ARE, SumsWay
 
 _PART_ROWS = tuple(COST_ROW[op, KINDS.index(of)] for op in (OFFLOAD, RELOAD) for of in "UW")
 _Priced: TypeAlias = tuple[Graph, Stages]  # that costs are of
@@ -49,8 +50,7 @@ class Ways(NamedTuple):
     compiled:  whether runs of ops are compiled as one.
     sharded:   of each stage, among how many ranks it is divided, 1 where it is not; empty: none is.
     far:       stages whose weights, or whose part of them, are in far memory.
-    held_back: how often as long as a copy of gradients it takes to send them in few numbers, where
-               ranks keep what they do not send; 0: they are sent as they are.
+    held_back: how gradients are sent, where ranks keep what they do not send of them.
     """
 
     passing: frozenset[tuple[Kind, int]] = frozenset()
@@ -60,7 +60,7 @@ class Ways(NamedTuple):
     compiled: bool = False
     sharded: tuple[int, ...] = ()
     far: frozenset[int] = frozenset()
-    held_back: float = 0.0
+    held_back: SumsWay = AS_THEY_ARE
 
     def parts(self, stage: int) -> int:
         """Return among how many ranks a stage is divided."""
@@ -183,7 +183,7 @@ def _loaded_s(
     Of those that stay, what it takes to send their gradients in few numbers.
     On the slowest device.
     """
-    if not (ways.sharded or ways.far or ways.held_back):
+    if not (ways.sharded or ways.far or ways.held_back.holds_back):
         return np.empty(0), np.empty(0)
     far_s, copy_s, add_s = (
         max(getattr(profile, name) for profile in row)
@@ -192,7 +192,7 @@ def _loaded_s(
     loaded, left = np.zeros((2, len(stages.stages)))
     for at, stage in enumerate(stages.stages):
         if not ways.comes_and_goes(at):
-            left[at] = ways.held_back * copy_s * trained_bytes(graph, stage)
+            left[at] = ways.held_back.passes * copy_s * trained_bytes(graph, stage)
             continue
         own = _own_bytes(graph, stage, ways)
         others = ways.parts(at) - 1
@@ -589,7 +589,7 @@ def _held_bytes(
     state, read = state_bytes(graph, stage, profile), _read_bytes(graph, stage)
     numbers = _number_bytes(graph, stage, profile)
     if not ways.comes_and_goes(stage.index):
-        trained += trained if ways.held_back else 0
+        trained *= 1 + ways.held_back.copies
         return int(trained + state + numbers + older) + read
     copies = sum(graph.copy_bytes(p) for p in _trained(graph, stage))
     away = trained - trained // parts + copies  # its gradients are there from sum to update

@@ -214,6 +214,14 @@ def _released(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict
     return found
 
 
+def _least(plain: Plain, gradients: Mapping[str, Tensor]) -> float:
+    """Return the least scale of a difference of gradients: more, where ranks hold back some."""
+    if not plain.released:
+        return least_scale(gradients)
+    times = 10 * _HELD if plain.job.precision or plain.job.autocast else _HELD
+    return times * max(least_scale(gradients), least_scale(plain.released))
+
+
 def _gradient_differences(
     case: Case,
     plain: Plain,
@@ -222,11 +230,10 @@ def _gradient_differences(
     pair: tuple[Mapping[str, Tensor], Mapping[str, Tensor]],
 ) -> list[Difference]:
     """Return how gradients differ; where that may be rounding, as 64 bits tell."""
-    least = least_scale(pair[1]) * (_HELD if plain.released else 1)
-    compare = partial(compared_gradients, least=least)
+    compare = partial(compared_gradients, least=_least(plain, pair[1]))
     rows = list(in_widths(compare, *pair))
     far = [r for r in rows if r.value > (LOW_PRECISION_TOLERANCE if r.narrow else TOLERANCE)]
-    if not far or math.isinf(far[0].value) or plain.leaves_out:
+    if not far or math.isinf(far[0].value) or plain.leaves_out or plain.released:
         return rows
     return judged_finely(plain, case.job, step, state, pair)
 
@@ -264,8 +271,7 @@ def _steps_by_parts(
         yield _loss_difference(plain, "loss", losses.get(str(step)), made.loss)
         if (buffers := plain.buffers()) and case.job.buffers == "exact":
             yield from in_widths(_BUFFERS, _buffers_of(found, plain), buffers)
-        least = least_scale(made.gradients) * (_HELD if plain.released else 1)
-        compare = partial(compared_gradients, least=least)
+        compare = partial(compared_gradients, least=_least(plain, made.gradients))
         yield from in_widths(compare, _Part(found.tensors, "gradients/"), made.gradients)
         plain.model.zero_grad()
         if plain.is_plain and case.updates:

@@ -111,7 +111,7 @@ class Options(TypedDict, total=False):
         str,
         Spelling(
             "plan",
-            "Gradients are summed as bfloat16, float16, int8, sign, top:PART or rank:COLUMNS.",
+            "Sum gradients as bfloat16, float16, int8, sign, top:PART, rank:COLUMNS or delayed.",
             metavar="WAY",
         ),
     ]

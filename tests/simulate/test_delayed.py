@@ -1,0 +1,31 @@
+"""Delayed sums: a step takes the longer of its computes and its sums, and else their sum."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.cluster import Link
+from penstock.plan import plan_by_hand
+from penstock.search.judge import Judge
+from tests.draws import examples
+from tests.search.chains import chain, cluster_of, profile_of
+
+MB, LATENCY_S = 10**6, 1e-3
+
+
+@examples(10)
+@given(
+    st.lists(st.tuples(st.integers(1, 30), st.integers(1, 60)), min_size=1, max_size=4),
+    st.sampled_from([1e8, 1e9, 1e10]),
+)
+def test_a_step_takes_the_longer_of_computes_and_sums(rows, rate):
+    seconds, sizes = [each / 1000 for each, _ in rows], [size * MB for _, size in rows]
+    graph = chain(sizes, [1] * len(sizes))
+    judge = Judge(graph, profile_of(graph, seconds), cluster_of(2, link=Link(LATENCY_S, rate)))
+    plan = plan_by_hand(graph, [], "gpipe", num_micro_batches=2, replicas=2)
+    back_s = 2 * sum(seconds) - seconds[0]  # the first hands no gradient on
+    computes_s = 2 * sum(seconds) + 2 * back_s
+    sums_s = 2 * (LATENCY_S + sum(sizes) / 2 / rate)
+    late = judge.candidate(plan.changed(sums="delayed"))
+    assert late.step_s == pytest.approx(max(computes_s, sums_s), rel=1e-3)
+    assert late.step_s <= judge.candidate(plan).step_s + 1e-9
