@@ -36,6 +36,7 @@ COMMANDS = (
     "schedule",
     "check",
     "doctor",
+    "example",
     "fleet",
 )
 OF_FLEET = tuple(command.__name__ for command in fleet.COMMANDS)

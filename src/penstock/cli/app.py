@@ -13,7 +13,8 @@ from penstock.cli.of_job import JobCommand
 
 COMMANDS = (
     "train", "join", "watch", "stop", "launch", "infer", "plan", "explain", "diff", "simulate",
-    "replay", "predict", "configure", "report", "export", "schedule", "check", "doctor", "fleet",
+    "replay", "predict", "configure", "report", "export", "schedule", "check", "doctor", "example",
+    "fleet",
 )  # fmt: skip
 OF_JOBS = "train", "infer", "plan", "simulate", "export", "check"  # behind `--` is the script's
 
@@ -74,6 +75,8 @@ def _command(name: str) -> Callable[..., None] | typer.Typer:  # long: one for e
             from penstock.cli.check import check as command
         case "doctor":
             from penstock.cli.doctor import doctor as command
+        case "example":
+            from penstock.cli.example import example as command
         case _:
             from penstock.cli.fleet import app as command
     return command
