@@ -3321,6 +3321,22 @@ BREAKS = (
         "a hook averages statistics that are equal at first, and replicas average parts of them",
     ),
     Break(
+        "what no step of a trial has reached does nothing",
+        "runtime/optimizer_trial.py",
+        "            late = cover.unreached()\n",
+        "            late = None\n",
+        ("tests/runtime/test_optimizer_cover.py",),
+        "a norm of all from step 10,000 on, of which each stage takes its own",
+    ),
+    Break(
+        "a trial ends before a late branch is taken",
+        "runtime/optimizer_trial.py",
+        "                if found or cover.unreached() is None:\n",
+        "                if True:\n",
+        ("tests/runtime/test_optimizer_cover.py",),
+        "an optimizer that does something at its 13th step may never be divided",
+    ),
+    Break(
         "what C keeps without attributes is not looked into",
         "training/held.py",
         "            for one in referents(value):\n",

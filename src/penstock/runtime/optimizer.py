@@ -162,7 +162,7 @@ def undividable(job: Job, capture: Capture) -> str | None:
 
     One whose hook after steps reaches the module has to, whatever the trial shows.
 
-    Ignores:  what an optimizer does otherwise only after more steps than are tried.
+    Ignores:  what installed code does otherwise only after more steps than are tried.
     Raises:   JobError: it is not one, fails, or a second one behaves differently from the first.
     """
     asked = job, capture.model, _reached(capture.graph)

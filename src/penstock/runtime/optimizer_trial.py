@@ -22,6 +22,7 @@ from penstock.job import Job
 from penstock.runtime.clearing import LeftError, has_own_zero_grad
 from penstock.runtime.kept import digest, state_digests
 from penstock.runtime.named import digests, put_back, snapshot
+from penstock.runtime.optimizer_cover import Cover
 from penstock.runtime.optimizer_flow import Mixing
 from penstock.runtime.rates import JobScheduler
 from penstock.runtime.updates import SEED, Updates, divided, held_by, lent_to
@@ -30,7 +31,9 @@ _trying = threading.Lock()
 _tried: WeakKeyDictionary[nn.Module, list[tuple[str, tuple[object, ...], str | None]]]
 _tried = WeakKeyDictionary()
 _FEW, _MANY = 3, 11  # steps of a trial, for large and for small models
+_LONG = 120  # steps, where an arm of a branch was not taken in those
 _SMALL = 2_000_000  # elements
+NOT: AbstractContextManager[Any] = nullcontext()
 _GROUPS = 24  # among which parameters are divided where each part is made anew
 Tried = Literal["divided", "lent", "resumed", "made again"]
 
@@ -159,18 +162,26 @@ class _Trial:
 
     def mixed(self) -> str | None:
         """Return what the first steps make of several parameters together; None: nothing."""
-        steps, self.steps = self.steps, _FEW
-        found: list[str] = []
+        steps, found, cover = self.steps, list[str](), Cover()
         try:
-            self.plainly(found.append)
+            for count in (_FEW, _MANY, _LONG if self.size < _SMALL else _MANY):
+                self.steps = count
+                self.plainly(found.append, cover)
+                if found or cover.unreached() is None:
+                    break
+            late = cover.unreached()
+            more = f"is not reached in {self.steps} steps, and may look at any parameter"
         finally:
             self.steps = steps
-        return next(iter(found), None)
+        return next(iter(found), late and f"{late} {more}")
 
-    def plainly(self, tell: Callable[[str], None] | None = None) -> Found:
+    def plainly(
+        self, tell: Callable[[str], None] | None = None, cover: AbstractContextManager[Any] = NOT
+    ) -> Found:
         """Return what a plain loop does.
 
         tell:    is told what its steps make of several parameters together, if anything.
+        cover:   is open while they run.
         """
         put_back(self.job, self.named)
         whole = whole_optimizer(self.job, self.model)
@@ -190,7 +201,7 @@ class _Trial:
                         scheduler.step()
                     self._rate(optimizer, rates, step)
                     seeded = SeededRandom(micro_batch_seed(self._seed, step))
-                    with torch.enable_grad(), seeded, _watched(watch, whole):
+                    with torch.enable_grad(), seeded, _watched(watch, whole), cover:
                         optimizer.step()
                         if clears:
                             optimizer.zero_grad()
