@@ -46,6 +46,17 @@ def test_a_parameter_belongs_to_the_first_pattern_that_matches():
     assert kind_of(found) == "AdamW + Muon"
 
 
+def test_what_parts_keep_is_in_the_state_of_the_whole():
+    """There shards, far memory and the memory that is predicted look for it."""
+    model = mlp.model()
+    found = made({"4.*": mlp.sgd, "*": adamw}, model)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    found.step()
+    assert {"exp_avg", "exp_avg_sq"} <= found.state[model[0][0].weight].keys()
+    assert all(part.state is found.state for part in found.parts)
+
+
 def elsewhere(weights):
     return adamw(mlp.model().parameters())
 
