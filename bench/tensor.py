@@ -13,7 +13,7 @@ way         ours: the placements that `--tensor` chooses; the peer: by hand, col
             convolutions, embedding and head whole
 ours_s, peer_s    seconds of a step on the slowest rank, median over the rounds
 ratio             the median of the rounds' ratios
-predicted_s, predicted_bytes   of ours, by the simulator, from ops measured here
+predicted_s, predicted_bytes   of ours, by the simulator, from ops and the link measured here
 *_peak_bytes      tensors held at most by any rank in a step, under torch's profiler
 difference        of the losses, relative: the largest of all steps
 """
@@ -48,7 +48,6 @@ from bench.beside import Told as Turns
 from bench.machine import machine
 from bench.models import GPT, Enter, Leave
 from bench.models import loss as loss_of_gpt
-from penstock.cluster import Cluster
 from penstock.graph.trace import build_model, capture
 from penstock.heap import keep_freed_memory
 from penstock.job import Job
@@ -68,7 +67,7 @@ from penstock.simulate.of_program import simulate
 from penstock.timeline import peak_bytes, step_s
 from penstock.training.degrees import slices_in_words
 from penstock.training.listener import SILENT
-from penstock.training.prepare import divided_step
+from penstock.training.prepare import divided_step, machines
 
 RANKS, MODELS = (2, 4), ("gpt", "vgg")
 ROUNDS, STEPS = 5, 3
@@ -253,7 +252,7 @@ def played(name: str, plan: Plan, ranks: int, rounds: int) -> dict[str, Told]:
 
 def rows(models: Sequence[str], sizes: Sequence[int], rounds: int) -> Iterator[Row]:
     for name, ranks in itertools.product(models, sizes):
-        job, cluster = job_of(name), Cluster.here(ranks)
+        job, cluster = job_of(name), machines(None, ranks, SILENT)
         step = divided_step(capture(job), ranks, SILENT)
         profiles = (measure(step, job, beside=1),)
         asked = Fixed(ranks=ranks, tensor=ranks)

@@ -19,6 +19,7 @@ from penstock.schedule.recipe import name_of
 from penstock.search.candidate import Candidate, Objective
 from penstock.search.reasons import wire_words
 from penstock.search.shapes import Fixed
+from penstock.search.whole import whole_stages
 from penstock.training import ask, prepare, saved, view
 from penstock.training.choose import (
     Machines,
@@ -170,7 +171,7 @@ def spread(front: Sequence[Candidate]) -> tuple[list[Candidate], float]:
 
 
 def _name(plan: Plan) -> str:
-    sizes = f"{plan.replicas} x {plan.num_stages} stages on {plan.total_ranks} ranks"
+    sizes = f"{plan.replicas} x {whole_stages(plan)} stages on {plan.total_ranks} ranks"
     words = [f"{name_of(plan.schedule)}: {sizes}"]
     words += [f"ops divided among {plan.tensor}"] if plan.tensor > 1 else []
     words += [f"{plan.terms.joined} micro-batches joined"] if plan.terms.joined > 1 else []

@@ -472,7 +472,7 @@ def _against(
     plan = other.plan
     used = _order_of(judge, plan)
     where = "" if used == _order_of(judge, best.plan) else f" on {', '.join(used)}"
-    what = f"{plan.replicas} x {plan.num_stages} stages{where}, {name_of(plan.schedule)}"
+    what = f"{plan.replicas} x {whole_stages(plan)} stages{where}, {name_of(plan.schedule)}"
     if any(plan.recompute):
         what += f", recompute{'' if repeats_all(plan) else ' ' + _yes_no(plan)}"
     peak = max(other.peak_bytes)
