@@ -1,15 +1,16 @@
 """What audits cost, and how soon they find faults that begin in the middle of a run.
 
     python -m bench.audit [--json] [--runs 5] [--audit 1%] [JOB ...]
-    python -m bench.audit --faults [--json] [--steps 400]
+    python -m bench.audit --faults [--json] [--steps 4000] [--audit 1%] [--only WORD ...]
 
 Without --faults each job is trained by one plan with audits and without, by turns: processor time
 of all processes and time on the clock of the whole command, medians with the least and the most,
 and the ratio of the medians.  `share` is what the run itself says that audits took.
 
 With --faults thirty wrong lines are planted, one a run, each from a step on that is drawn at
-random; `found` is the step at which an audit has named it, `late` how many steps later.  The last
-row is a run without a fault: it has to be equal.
+random of the first half; `found` is the step at which an audit has named it, `late` how many steps
+later, `audits` how many steps were audited.  The last row is a run without a fault: it has to be
+equal, and to have been audited.  A share of a short run pays for no audit: then exit code 1.
 """
 
 import argparse
@@ -22,7 +23,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from typing import NamedTuple
 
 import penstock as ps
 from bench.audit_faults import FAULTS, Fault
@@ -84,34 +87,48 @@ def cost(job: str, steps: int, runs: int, audit: str) -> dict[str, object]:
     return found
 
 
-def found_by(fault: Fault | None, first: int, plan: Path, steps: int) -> dict[str, object]:
-    """Return when audits found a fault that begins with a step; `fault` None: there is none."""
-    name = "none" if fault is None else fault.name
-    row: dict[str, object] = {"fault": name, "first": first, "steps": steps}
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            if fault is None:
-                done = ps.train(FAULTY, plan=plan, num_steps=steps, out=folder)
-            else:
-                with fault.plant(first):
-                    done = ps.train(FAULTY, plan=plan, num_steps=steps, out=folder, audit="1%,stop")
-        except DiffersError as problem:
-            step = problem.audit.step
-            return {**row, "found": step, "late": step - first, "why": problem.audit.problem}
-        assert done is not None, "no torchrun here"
-        return {**row, "found": None, "late": None, "why": str(done.summary["audited"])}
+class Trial(NamedTuple):
+    """How faults are looked for: in so many steps of a plan, audited with a share of them."""
+
+    plan: Path
+    steps: int
+    share: str
+
+    def found_by(self, fault: Fault | None, first: int) -> dict[str, object]:
+        """Return when audits found a fault that begins with a step; `fault` None: there is none."""
+        name = "none" if fault is None else fault.name
+        row: dict[str, object] = {"fault": name, "first": first, "steps": self.steps}
+        with tempfile.TemporaryDirectory() as folder:
+            asked = {"plan": self.plan, "num_steps": self.steps, "out": folder}
+            try:
+                with nullcontext() if fault is None else fault.plant(first):
+                    done = ps.train(FAULTY, **asked, audit=f"{self.share},stop")
+            except DiffersError as problem:
+                rows = (Path(folder) / "audits.jsonl").read_text().splitlines()
+                step, why = problem.audit.step, problem.audit.problem
+                told = {"found": step, "late": step - first, "audits": len(rows), "why": why}
+                return {**row, **told}
+            assert done is not None, "no torchrun here"
+            counted = done.summary["audits"]
+            assert isinstance(counted, dict), "as a summary has it"
+            why = str(done.summary["audited"])
+            told = {"found": None, "late": None, "audits": counted["count"], "why": why}
+            return {**row, **told}
 
 
-def faults(steps: int, seed: int) -> list[dict[str, object]]:
-    """Return the outcome of each fault, and of a run without one."""
+def faults(steps: int, seed: int, share: str, only: Sequence[str]) -> list[dict[str, object]]:
+    """Return the outcome of each fault, and of a run without one.
+
+    only:     words of the faults that are planted; none: all are.
+    """
     chance, rows = random.Random(seed), list[dict[str, object]]()
+    planted = [f for f in FAULTS if not only or any(word in f.name for word in only)]
     with tempfile.TemporaryDirectory() as folder:
         first = ps.train(FAULTY, ranks=2, num_steps=2, out=folder, trial=False)
         assert first is not None, "no torchrun here"
-        for fault in (*FAULTS, None):
-            row = found_by(
-                fault, chance.randrange(10, steps // 2), Path(folder) / "plan.json", steps
-            )
+        trial = Trial(Path(folder) / "plan.json", steps, share)
+        for fault in (*planted, None):
+            row = trial.found_by(fault, chance.randrange(10, steps // 2))
             rows.append(row)
             print(f"  {row['fault']}: from {row['first']}, found {row['found']}", file=sys.stderr)
     return rows
@@ -129,27 +146,40 @@ def _words(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def main() -> None:
-    """Run the bench."""
+def summary(rows: Sequence[dict[str, object]]) -> str:
+    """Return how many faults were found, and how soon; the last row is of a run without one."""
+    late = sorted(int(str(row["late"])) for row in rows[:-1] if row["late"] is not None)
+    words = f"{len(late)} of {len(rows) - 1} faults found"
+    if late:
+        words += f", {statistics.median(late):.0f} steps late in the median, {late[-1]} at most"
+    return f"{words}; the run without one: {rows[-1]['why']}"
+
+
+def main() -> int:
+    """Run the bench; return its exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("jobs", nargs="*", default=list(JOBS))
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--audit", default="1%")
     parser.add_argument("--faults", action="store_true")
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--only", nargs="*", default=[], help="words of the faults to plant")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if asked.faults:
-        rows = faults(asked.steps, asked.seed)
+        rows = faults(asked.steps, asked.seed, asked.audit, asked.only)
+        print(summary(rows), file=sys.stderr)
     else:
         rows = [cost(job, JOBS.get(job, 60), asked.runs, asked.audit) for job in asked.jobs]
     if asked.json:
         print(json.dumps({"machine": machine(), "rows": rows}, indent=2))
     else:
         show(rows)
+    clean = rows[-1]
+    return int(asked.faults and not (clean["audits"] and clean["found"] is None))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -14,9 +14,12 @@ from small import WIDTH, deep, entropy, images, pair, pairs, sgd, squares, token
 from torch import nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
 import penstock as ps
+
+STEPS = {"clipped_by_the_norm_of_all_from_step_fourteen": 24}
 
 
 def _job(model=deep, loss=squares, data=pairs, **options) -> ps.Job:
@@ -39,6 +42,54 @@ class _SkipsJumps(torch.optim.SGD):
 def steps_left_out_by_the_norm() -> ps.Job:
     """A step is left out whose norm is 15 % above the moving average of the norms."""
     return _job(optimizer=lambda weights: _SkipsJumps(weights, lr=0.1))
+
+
+class _ClipsLate(torch.optim.SGD):
+    count = 0
+
+    def step(self, closure=None):
+        self.count += 1
+        if self.count > 13:
+            torch.nn.utils.clip_grad_norm_([p for g in self.param_groups for p in g["params"]], 0.1)
+        super().step(closure)
+
+
+def clipped_by_the_norm_of_all_from_step_fourteen() -> ps.Job:
+    """Longer than a trial of an optimizer takes, each parameter is by itself."""
+    return _job(optimizer=lambda weights: _ClipsLate(weights, lr=0.1))
+
+
+class _Averaged(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        layers = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Tanh(), nn.Linear(WIDTH, 4)
+        self.net = nn.Sequential(*layers)
+        average = get_ema_multi_avg_fn(0.9)
+        self.average = AveragedModel(self.net, multi_avg_fn=average, use_buffers=True)
+        self.average.requires_grad_(False)
+
+    def forward(self, x):
+        return self.net(x), self.average(x)
+
+
+def average_of_torch_with_its_statistics() -> ps.Job:
+    """AveragedModel(use_buffers=True) is a child: forward and a hook both move its statistics."""
+    built = []
+
+    def model():
+        built.append(_Averaged())
+        return built[-1]
+
+    def loss(model, batch):
+        out, aim = model(batch[0])
+        return F.mse_loss(out, batch[1]) + 0.5 * F.mse_loss(out, aim)
+
+    def optimizer(weights):
+        made = torch.optim.Adam([weight for weight in weights if weight.requires_grad], lr=3e-3)
+        made.register_step_post_hook(lambda *_: built[-1].average.update_parameters(built[-1].net))
+        return made
+
+    return _job(model, loss, optimizer=optimizer)
 
 
 class _Lookahead(Optimizer):
