@@ -99,3 +99,28 @@ def test_two_losses_and_two_optimizers_resumed_once_are_the_plain_loop(cuts, rep
     found = train(run, tmp_path / "rest", windows=rest, resume=done)
     assert difference(found.weights, plain_loop()) < 1e-5
     assert set(found.steps[-1].figures) == {"judged", "fooled"}
+
+
+def sloped(model, batch):
+    """Return a loss with a penalty on the slope of the judge: a gradient of a gradient."""
+    real = batch["real"].detach().requires_grad_(True)
+    score = model["judge"](real)
+    (slope,) = torch.autograd.grad(score.sum(), real, create_graph=True)
+    return score.mean() + (slope.norm(dim=1) - 1).square().mean()
+
+
+def test_a_penalty_on_a_gradient_by_stages_and_replicas_is_the_plain_loop(tmp_path):
+    own = ps.Job(model, sloped, data, lambda weights: maker(weights), micro_batches=MICRO_BATCHES)
+    graph = ps.trace(own)
+    plan = plan_by_hand(graph, [0], "one_f_one_b", num_micro_batches=2, replicas=2)
+    found = train(Run(plan, own, graph.capture), tmp_path, (STEPS,))
+    torch.manual_seed(0)
+    plain, batches = model(), data(0)
+    optimizer = maker(plain.parameters())
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        for _ in range(MICRO_BATCHES):
+            (sloped(plain, next(batches)) / MICRO_BATCHES).backward()
+        optimizer.step()
+    weights = {f"weights/{name}": p.detach() for name, p in plain.named_parameters()}
+    assert difference(found.weights, weights) < 1e-5
