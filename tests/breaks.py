@@ -149,10 +149,18 @@ BREAKS = (
     Break(
         name="a bound above what it bounds",
         file="graph/tensor/least.py",
-        old="        if number:",
-        new="        if number + 1:",
+        old="            total += min(saved * seconds, collect_s(sizes[source]))",
+        new="            total += saved * seconds + collect_s(sizes[source])",
         tests=("tests/training/test_degrees.py",),
         means="a division that pays is left out by a bound that is none",
+    ),
+    Break(
+        name="divided though it differs",
+        file="training/session.py",
+        old="        if checked.problem and self._divides_unasked(choice.plan):",
+        new="        if checked.problem and not choice.plan.tensor:",
+        tests=("tests/cli/test_tensor.py",),
+        means="a divided plan that differs ends in a run without any plan",
     ),
     Break(
         name="half of an update of all",

@@ -1,6 +1,8 @@
 """Ops of a stage divided among ranks, on the command line: checked, trained, resumed, refused."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +10,9 @@ from safetensors.torch import load_file
 
 from penstock.cluster.cluster import Cluster, DeviceKind, Host, Link
 from penstock.plan import Plan
+from penstock.training.choose import Choice
+from penstock.training.session import Session
+from penstock.training.settle import Checked
 from tests.cli.conftest import MLP, Call
 
 JOB = f"{MLP}:adam"
@@ -50,6 +55,33 @@ def test_a_plan_for_machines_of_a_file_divides_ops_as_asked_and_is_explained(
     explained = call("explain", file)
     assert explained.code == 0
     assert "tensor: 2 ranks (user)" in explained.out
+
+
+def test_a_divided_plan_that_nobody_asked_for_and_that_differs_is_put_aside(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choose, prove = Session.choose, Session.prove
+    proved: list[int] = []
+
+    def divided(self: Session, *about: Any) -> Choice:
+        open_to_all, self.fixed = self.fixed, replace(self.fixed, tensor=self.fixed.tensor or 2)
+        choice = choose(self, *about)
+        self.fixed = open_to_all
+        return choice
+
+    def differs(self: Session, choice: Choice, *about: Any) -> Checked:
+        proved.append(choice.plan.tensor)
+        checked = prove(self, choice, *about)
+        return checked._replace(problem="the loss differs") if choice.plan.tensor > 1 else checked
+
+    monkeypatch.setattr(Session, "choose", divided)
+    monkeypatch.setattr(Session, "prove", differs)
+    more = "--ranks", 2, "--steps", 2, "--strict", *ALL
+    done = call("train", JOB, *more, "--out", tmp_path / "run")
+    assert done.code == 0, done.err
+    assert "training by a plan that divides no ops: the loss differs" in done.err
+    assert proved == [2, 1]
+    assert Plan.load(tmp_path / "run/plan.json").place.tensor == 1
 
 
 @pytest.mark.parametrize("more", [("--offload", "all"), ("--elastic",), ("--units", "block")])
