@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from penstock.graph.trace import capture
 from penstock.job import Job
 from penstock.runtime.optimizer import undividable
+from penstock.runtime.optimizer_trial import tried
 
 
 def data(start):
@@ -92,11 +93,12 @@ def by_a_hook(parameters):
     return made
 
 
-def why(optimizer) -> str | None:
-    def model():
-        return nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+def job_of(optimizer) -> Job:
+    return Job(lambda: nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), square, data, optimizer)
 
-    job = Job(model, square, data, optimizer)
+
+def why(optimizer) -> str | None:
+    job = job_of(optimizer)
     return undividable(job, capture(job))
 
 
@@ -115,3 +117,31 @@ def test_line_that_no_step_of_a_trial_reaches_is_named(optimizer) -> None:
     words = why(optimizer)
     assert f"{__file__}:" in words
     assert "not reached in 120 steps" in words
+
+
+def averaging(parameters):
+    """Averages hang on the parameters themselves, and take their place now and then."""
+    made, count = torch.optim.SGD(parameters, lr=0.1), [0]
+
+    def average(*_):
+        count[0] += 1
+        with torch.no_grad():
+            for one in parameters:
+                own = getattr(one, "own", one)
+                one.own = 0.8 * own.detach() + 0.2 * one.detach()
+                if count[0] % 5 == 0:
+                    one.copy_(one.own)
+
+    made.register_step_pre_hook(average)
+    return made
+
+
+def test_what_a_step_hangs_on_a_parameter_is_not_there_in_the_next_trial() -> None:
+    assert "remembers" not in (why(averaging) or "")
+
+
+def test_what_hangs_on_a_parameter_does_not_go_through_a_resume() -> None:
+    job = job_of(averaging)
+    captured = capture(job)
+    names = [name for name, _ in captured.model.named_parameters()]
+    assert "not as in an unbroken run" in tried("resumed", job, captured.model, names)

@@ -138,6 +138,7 @@ class _Trial:
         self.size = sum(self.parameters[name].numel() for name in self.reached)
         self.steps = (_MANY if self.size < _SMALL else _FEW) + 1
         self.named = snapshot(job)  # of what a hook may move beside
+        self.attributes = _attributes(newest)  # that parameters have, before a step sets others
 
     def gradients(self, step: int) -> dict[str, Tensor]:
         """Return gradients of norm 0.1, then 100, then one of both for each second parameter, by
@@ -185,7 +186,7 @@ class _Trial:
         """
         put_back(self.job, self.named)
         whole = whole_optimizer(self.job, self.model)
-        self.newest = whole.model
+        self.newest, self.attributes = whole.model, _attributes(whole.model)
         optimizer, found = whole.optimizer, Found()
         clears = has_own_zero_grad(optimizer)
         with _own_values(whole):
@@ -226,6 +227,7 @@ class _Trial:
     def divided(self) -> Found:
         """Return what an optimizer for each parameter does."""
         put_back(self.job, self.named)
+        self._forget()
         whole = whole_optimizer(self.job, self.newest, is_new=True)
         schedule = None if self.job.scheduler is None else JobScheduler(self.job, whole.optimizer)
         values = self._values()
@@ -244,6 +246,7 @@ class _Trial:
         rest:    the group to which all that has no gradient belongs, too.
         """
         put_back(self.job, self.named)
+        self._forget()
         whole, values = whole_optimizer(self.job, self.newest, is_new=True), self._values()
         schedule = None if self.job.scheduler is None else JobScheduler(self.job, whole.optimizer)
         others, buffers = values.keys() - set(self.reached), self._buffers()
@@ -297,7 +300,14 @@ class _Trial:
     def _buffers(self) -> dict[str, Tensor]:
         return {name: b.detach().clone() for name, b in self.model.named_buffers()}
 
+    def _forget(self) -> None:
+        """Take from parameters what steps have set on them, as on those of a new process."""
+        for name, parameter in self.newest.named_parameters():
+            vars(parameter).clear()
+            vars(parameter).update(self.attributes.get(name, {}))
+
     def _on_loan(self, values: dict[str, Tensor]) -> tuple[Updates, dict[str, Tensor]]:
+        self._forget()
         whole = whole_optimizer(self.job, self.newest, is_new=True)
         schedule = None if self.job.scheduler is None else JobScheduler(self.job, whole.optimizer)
         values = {**self._buffers(), **values}
@@ -329,6 +339,10 @@ class _Trial:
             message = where(problem, "a step of the job's optimizer fails")
             raise JobError(message, hint="does it run without Penstock?") from problem
         return {"": b"fails"}
+
+
+def _attributes(model: nn.Module) -> dict[str, dict[str, Any]]:
+    return {name: dict(vars(parameter)) for name, parameter in model.named_parameters()}
 
 
 def _watched(watch: Mixing | None, whole: WholeOptimizer) -> AbstractContextManager[object]:
