@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.func import functional_call
 
+import penstock as ps
 from penstock.errors import RunError
 from penstock.graph.trace import build
 from penstock.plan.lower import lower_plan, stages_of
@@ -153,3 +154,15 @@ def test_processes_make_room_for_as_many_messages_as_a_program_has_under_way(tmp
     run = run_of("timeprest", "sgd", 2, 9)
     outcome = train(run, tmp_path, (1, 3), run_processes)
     assert len(outcome.steps) == 4
+
+
+@pytest.mark.parametrize("schedule", ["spec_train", "weight_prediction"])
+def test_an_average_of_the_weights_leaves_them_as_they_are(schedule, tmp_path):
+    """Rules that foresee an update look through it at the optimizer."""
+    run = run_of(schedule, "adamw", 2, 2)
+    plain = train(run, tmp_path / "plain", (5,)).weights
+    averaging = run._replace(job=replace(run.job, average=ps.ema(0.5)))
+    found = train(averaging, tmp_path / "averaged", (5,)).weights
+    named = [key for key in plain if key.startswith("weights/")]
+    assert differing(found, {key: plain[key] for key in named}) == []
+    assert any(key.endswith("/average") for key in found)

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim import SGD, Adam, Optimizer
 
 from penstock.errors import RunError
+from penstock.graph.composed import parts_of
 from penstock.schedule.weight_rule import WeightRule
 
 
@@ -97,11 +98,13 @@ def _check(optimizer: Optimizer, rule: WeightRule) -> None:
     """
     hint = "use SGD with momentum, Adam or AdamW, or a schedule with another weight rule"
     unforeseen = ("nesterov", "maximize", "amsgrad", *("dampening",) * rule.compensate)
-    if not isinstance(optimizer, SGD | Adam):
-        found = type(optimizer).__name__
-        raise RunError(f"rule {rule.name} cannot foresee what a {found} does", hint=hint)
-    for group in optimizer.param_groups:
-        still = isinstance(optimizer, SGD) and not group["momentum"]
+    parts = parts_of(optimizer)  # an average of the weights changes nothing of them
+    for part in parts:
+        if not isinstance(part, SGD | Adam):
+            found = type(part).__name__
+            raise RunError(f"rule {rule.name} cannot foresee what a {found} does", hint=hint)
+    for part, group in ((each, group) for each in parts for group in each.param_groups):
+        still = isinstance(part, SGD) and not group["momentum"]
         if still and rule.predictor == "optimizer":
             message = f"rule {rule.name} predicts by the momentum, and SGD has momentum 0"
             raise RunError(message, hint=hint)
