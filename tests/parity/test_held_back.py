@@ -72,6 +72,17 @@ def test_the_proof_counts_what_is_held_back(sums, model, schedule, stages, optio
         prove(Planned(replace(job, sums=None), run.captured, run.plan))
 
 
+@pytest.mark.parametrize("sums", ["int8", "delayed"])
+@pytest.mark.parametrize(
+    "words",
+    [{"wire": (8, 8)}, {"offload": ("both", "activations"), "beside": True}],
+)
+def test_the_proof_holds_with_messages_in_8_bits_and_copies_to_far_memory(sums, words):
+    job = job_of(adamw, half_net, sums=sums, wire_bits=8 if "wire" in words else None)
+    run = summing(job, 2, replicas=2)
+    assert prove(Planned(run.job, run.captured, run.plan.changed(**words)), (0, 1)).problem == ""
+
+
 @pytest.mark.parametrize("sums", WAYS)
 def test_a_resumed_run_holds_back_what_the_first_one_did(sums, tmp_path):
     run = summing(job_of(adamw, half_net, sums=sums), 2, replicas=2)
