@@ -1,6 +1,6 @@
 """Agree: ways in which two replicas agree on gradients, beside torch's communication hooks.
 
-    python -m bench.agree [--json] [--quick] [--rounds N] [--seeds N] [--steps N]
+    python -m bench.agree [--json] [--quick] [--rounds N] [--seeds N] [--steps N] [--models ...]
     python -m bench.agree --table [--json]    which ways go with what else plans have
     python -m bench.agree FOLDER       what torchrun starts for each rank
 
@@ -313,6 +313,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--quick", action="store_true", help="one model, free links, one seed")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=200, help="of training, for losses")
@@ -327,7 +328,7 @@ def main() -> None:
     if not can:
         print(f"only free links: {why}", file=sys.stderr)
     rates = RATES if can and not given.quick else RATES[:1]
-    models = MODELS[:1] if given.quick else MODELS
+    models = MODELS[:1] if given.quick else given.models
     own = (1, 1, 8) if given.quick else (given.rounds, given.seeds, given.steps)
     found = [row for name in models for row in rows(name, rates, *own)]
     if given.json:
