@@ -186,3 +186,7 @@ def test_what_others_keep_in_their_modules_and_classes_is_none_of_the_jobs() -> 
     assert {where for where in found if where.startswith("it.module")} == {"it.module.count"}
     assert not any("root" in where for where in found)
     assert "it.module.root" not in held(weakref.ref(Described), counted)
+
+
+def test_what_a_thread_has_to_itself_has_its_name() -> None:
+    assert "it.count" in held(local(), counted)
