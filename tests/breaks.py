@@ -2777,6 +2777,22 @@ BREAKS = (
         "causal attention that counts the pairs that may not see each other",
     ),
     Break(
+        "warm_up_one_late",
+        "large_batch.py",
+        "(step + 1) / self.steps",
+        "step / self.steps",
+        ("tests/test_large_batch.py",),
+        "a warm-up that is a step late",
+    ),
+    Break(
+        "ratio_of_a_zero",
+        "graph/layerwise.py",
+        "torch.where(both > 0, above / below, torch.ones_like(above))",
+        "above / below.clamp(min=1e-30)",
+        ("tests/graph/test_layerwise.py",),
+        "weights of zeros that a layerwise optimizer never moves",
+    ),
+    Break(
         "whole_table_read",
         "profile/roofline.py",
         "read = min(read, 2 * written)",

@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     from penstock.estimate.traced import estimate
     from penstock.graph.composed import by_name
     from penstock.graph.graph import Graph
+    from penstock.graph.layerwise import Lamb, Lars
     from penstock.graph.traced import trace
     from penstock.job import Job, load_job
+    from penstock.large_batch import scaled_rate, warm_up
     from penstock.plan import Plan
     from penstock.plan.of_plan import lower
     from penstock.ported import from_transformers
@@ -55,6 +57,8 @@ __all__ = [
     "Cluster",
     "Graph",
     "Job",
+    "Lamb",
+    "Lars",
     "Listener",
     "PenstockError",
     "Plan",
@@ -76,6 +80,7 @@ __all__ = [
     "report",
     "rules",
     "run",
+    "scaled_rate",
     "search",
     "simulate",
     "swa",
@@ -83,6 +88,7 @@ __all__ = [
     "trace",
     "train",
     "wandb",
+    "warm_up",
 ]
 
 _PLACES = {
@@ -90,6 +96,8 @@ _PLACES = {
     "Cluster": "cluster",
     "Graph": "graph.graph",
     "Job": "job",
+    "Lamb": "graph.layerwise",
+    "Lars": "graph.layerwise",
     "Listener": "training.listener",
     "PenstockError": "errors",
     "Plan": "plan",
@@ -111,6 +119,7 @@ _PLACES = {
     "report": "report.of_run",
     "rules": "rules",
     "run": "training.run",
+    "scaled_rate": "large_batch",
     "search": "search.best",
     "simulate": "simulate.of_program",
     "swa": "averages",
@@ -118,6 +127,7 @@ _PLACES = {
     "trace": "graph.traced",
     "train": "training.train",
     "wandb": "writers",
+    "warm_up": "large_batch",
 }
 
 

@@ -29,6 +29,14 @@ def muon(weights):
     return torch.optim.Muon(weights, lr=1e-2)
 
 
+def lamb(weights):
+    return ps.Lamb(weights, lr=1e-2, weight_decay=0.1)
+
+
+def lars(weights):
+    return ps.Lars(weights, lr=10.0, weight_decay=0.1)
+
+
 def norms(weights):
     """An optimizer of somebody's own: no class of torch's."""
     return Signs(weights, lr=1e-3)
@@ -52,6 +60,8 @@ class Signs(torch.optim.Optimizer):
 
 KINDS = {
     "one": adamw,
+    "lamb": lamb,
+    "lars": lars,
     "muon": ps.by_name({"4.*": adamw, "*.weight": muon, "*": adamw}),
     "own": ps.by_name({"0.*": norms, "1.0.bias": None, "*": adamw}),
 }
@@ -60,8 +70,8 @@ KINDS = {
 def parts_of(kind, named):
     """Return the optimizers of the plain loop, each made by hand."""
     named = dict(named)
-    if kind == "one":
-        return [adamw(named.values())]
+    if kind in ("one", "lamb", "lars"):
+        return [KINDS[kind](named.values())]
     if kind == "muon":
         matrices = [p for n, p in named.items() if n.endswith("weight") and not n.startswith("4.")]
         ids = {id(p) for p in matrices}
@@ -118,6 +128,7 @@ CASES = [  # each kind by each plan, and each average by each
     ("one", "ema", "both"), ("one", "swa", "shards"), ("one", "ema", "stages"),
     ("muon", "ema", "stages"), ("muon", "swa", "both"),
     ("own", "swa", "replicas"), ("own", "ema", "both"),
+    ("lamb", "ema", "both"), ("lars", "swa", "stages"),
 ]  # fmt: skip
 
 
