@@ -106,7 +106,11 @@ def test_the_last_rank_finishes_alone(tmp_path: Path) -> None:
     doom = {0: (1, 4), 2: (2, 6), 1: (4, 2)}
     told = runs.run(ways, plans, 4, tmp_path, runs.doomed_all(doom))
     check(told, "gpt", killed=3)
-    assert [len(event.view.members) for event in told.events] == [4, 3, 2, 1]
+    counts = [len(event.view.members) for event in told.events]
+    assert (counts[0], counts[-1]) == (4, 1)
+    # a second one may die before the others have agreed on the loss of the first
+    assert set(counts) <= {4, 3, 2, 1}
+    assert counts == sorted(set(counts), reverse=True)
 
 
 def test_two_ranks_die_at_once(tmp_path: Path) -> None:
