@@ -354,6 +354,17 @@ def test_no_other_file_of_a_room_uses_a_private_name_of_torch(room: str) -> None
     assert [name for file in files for name in private_names(file)] == []
 
 
+@pytest.mark.parametrize("share", [0.25, 1.0])
+def test_averages_move_by_a_share_of_the_way(share: float) -> None:
+    averages = [torch.zeros(3), torch.full((2, 2), 4.0)]
+    weights = [torch.ones(3), torch.full((2, 2), 8.0)]
+    _compat.move_towards(averages, weights, share)
+    assert averages[0].tolist() == [share] * 3
+    assert averages[1].flatten().tolist() == [4.0 + 4.0 * share] * 4
+    _compat.add_number(averages, 1.0)
+    assert averages[0].tolist() == [share + 1.0] * 3
+
+
 def test_gradient_norms_are_those_that_clipping_takes() -> None:
     gradients = [torch.randn(3, 5), torch.randn(7).bfloat16()]
     expected = [torch.linalg.vector_norm(gradient) for gradient in gradients]

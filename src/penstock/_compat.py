@@ -518,6 +518,22 @@ def add_in_place(sums: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     add(list(sums), list(values))
 
 
+def move_towards(averages: Sequence[Tensor], weights: Sequence[Tensor], share: float) -> None:
+    """Move each average by so much of the way to its weights, all in one call; 1: all the way."""
+    copy: Any = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
+    lerp: Any = torch._foreach_lerp_  # pyright: ignore[reportPrivateImportUsage]
+    if share == 1.0:
+        copy(list(averages), list(weights))
+    else:
+        lerp(list(averages), list(weights), share)
+
+
+def add_number(tensors: Sequence[Tensor], number: float) -> None:
+    """Add a number to each tensor, all in one call."""
+    add: Any = torch._foreach_add_  # pyright: ignore[reportPrivateImportUsage]
+    add(list(tensors), number)
+
+
 def gradient_norms(gradients: Sequence[Tensor]) -> list[Tensor]:
     """Return the 2-norm of each tensor, by the call of torch.nn.utils.clip_grad_norm_."""
     norms: Any = torch._foreach_norm  # pyright: ignore[reportPrivateImportUsage]

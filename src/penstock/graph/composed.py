@@ -74,19 +74,14 @@ class Composed(Optimizer):
             self.state[parameter] |= {AVERAGE: first, COUNT: torch.tensor(count)}
         rows = [self.state[p] for p in (*known, *new)]
         if rows:
-            torch._foreach_add_([row[COUNT] for row in rows], 1.0)  # pyright: ignore
+            _compat.add_number([row[COUNT] for row in rows], 1.0)
             weights = [p.detach() for p in (*known, *new)]
-            _move([row[AVERAGE] for row in rows], weights, average.share_of(round(count) + 1))
+            share = average.share_of(round(count) + 1)
+            if share:
+                _compat.move_towards([row[AVERAGE] for row in rows], weights, share)
 
 
 _ONCE = "give each parameter to one of them"
-
-
-def _move(averages: list[Tensor], weights: list[Tensor], share: float) -> None:
-    if share == 1.0:
-        torch._foreach_copy_(averages, weights)  # pyright: ignore
-    elif share:
-        torch._foreach_lerp_(averages, weights, share)  # pyright: ignore
 
 
 def with_average(optimizer: Optimizer, average: Average) -> Composed:
