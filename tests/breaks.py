@@ -157,7 +157,7 @@ BREAKS = (
     Break(
         name="divided though it differs",
         file="training/session.py",
-        old="        if checked.problem and self._divides_unasked(choice.plan):",
+        old="        if checked.problem and self.divides_unasked(choice.plan):",
         new="        if checked.problem and not choice.plan.tensor:",
         tests=("tests/cli/test_tensor.py",),
         means="a divided plan that differs ends in a run without any plan",

@@ -38,6 +38,7 @@ class Pretend(SimpleNamespace):
     """A session of which a test says what it asks for; it notes what it is told as any does."""
 
     needs_plan, among, knows = Session.needs_plan, Session.among, Session.knows
+    divides_unasked = Session.divides_unasked
     may_replan_by, runs_on = Session.may_replan_by, Session.runs_on
     was_checked, was_audited = Session.was_checked, Session.was_audited
 

@@ -275,7 +275,7 @@ class Session:
         if checked.problem and choice.plan.terms.compiled:
             choice = self.without_compiling(choice, checked.problem)
             checked = self.prove(choice, first_step, checkpoint, launch, found)
-        if checked.problem and self._divides_unasked(choice.plan):
+        if checked.problem and self.divides_unasked(choice.plan):
             choice = self._undivided(captured, checkpoint, found, checked.problem)
             launch = local_launcher(choice.plan.total_ranks)
             checked = self.prove(choice, first_step, checkpoint, launch, found)
@@ -440,7 +440,7 @@ class Session:
 
         planned = Planned(self.author, choice.captured, choice.plan, found.laws)
         is_last = choice.plan.terms.joined == 1 and not choice.plan.terms.compiled
-        is_last = is_last and not self._divides_unasked(choice.plan)
+        is_last = is_last and not self.divides_unasked(choice.plan)
         care = self.care._replace(strict=self.is_strict() and is_last)
         run = partial(prove, planned, resume=checkpoint, launcher=launch)
         steps = range(first_step, self.num_steps)
@@ -630,7 +630,7 @@ class Session:
         is_decided = is_cut and any(order[0].choice is each for each in (first, in_units))
         return choice if is_decided else cut(choice)
 
-    def _divides_unasked(self, plan: Plan) -> bool:
+    def divides_unasked(self, plan: Plan) -> bool:
         """Return whether ranks divide ops, and another plan may leave them whole."""
         return plan.tensor > 1 and self.fixed.tensor is None and self.given_plan is None
 
