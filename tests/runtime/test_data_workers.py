@@ -211,7 +211,8 @@ def test_no_folder_is_made_for_processes_that_read_however_long_its_name_would_b
     monkeypatch.setitem(multiprocessing.process.current_process()._config, "tempdir", None)
     told = run(job_of(Deadly(tmp_path, AT, 1)), STEPS, ranks=1)
     assert len(told.finished) == STEPS
-    assert list(place.iterdir()) == []
+    named = [path.name for path in place.iterdir()]  # others of the process may make theirs here
+    assert [name for name in named if name.startswith(("pymp-", "penstock-", "listener-"))] == []
 
 
 def test_who_dies_while_reading_begins_is_heard_of(monkeypatch: pytest.MonkeyPatch) -> None:
