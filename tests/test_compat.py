@@ -354,6 +354,27 @@ def test_no_other_file_of_a_room_uses_a_private_name_of_torch(room: str) -> None
     assert [name for file in files for name in private_names(file)] == []
 
 
+class Listing(torch.distributed.ProcessGroup):
+    """A group in Python, as those of others may be, that knows lists of tensors only."""
+
+    def allgather(self, outs, ins, opts=None):
+        return "gathered", [part.tolist() for part in outs[0]], ins[0].tolist()
+
+    def reduce_scatter(self, outs, ins, opts=None):
+        return "scattered", outs[0].tolist(), [part.tolist() for part in ins[0]]
+
+
+def test_a_group_without_the_call_for_a_flat_tensor_takes_its_parts() -> None:
+    whole = torch.arange(4.0)
+    parts = list(whole.split(2))
+    group = Listing(0, 2)
+    expected = [[0.0, 1.0], [2.0, 3.0]]
+    assert _compat.gather_flat(group, whole, parts[1], parts) == ("gathered", expected, [2.0, 3.0])
+    assert _compat.scatter_flat(group, parts[0], whole, parts) == (
+        "scattered", [0.0, 1.0], expected,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("share", [0.25, 1.0])
 def test_averages_move_by_a_share_of_the_way(share: float) -> None:
     averages = [torch.zeros(3), torch.full((2, 2), 4.0)]
@@ -487,8 +508,8 @@ def test_a_rank_alone_sums_over_gloo() -> None:
     own = torch.ones(2)
     group.allreduce([own]).wait()
     assert own.tolist() == [1.0, 1.0]
-    _compat.gather_flat(group, own, own).wait()
-    _compat.scatter_flat(group, own, own).wait()
+    _compat.gather_flat(group, own, own, [own]).wait()
+    _compat.scatter_flat(group, own, own, [own]).wait()
     assert own.tolist() == [1.0, 1.0]
 
 

@@ -717,14 +717,34 @@ def gloo_group(store: Any, rank: int, size: int, address: str, timeout: timedelt
     return gloo(store, rank, size, options)
 
 
-def gather_flat(group: Any, whole: torch.Tensor, own: torch.Tensor) -> dist.Work:
-    """Begin to fill in the parts of all ranks of a group, alike; `own` may lie in `whole`."""
-    return group._allgather_base(whole, own)
+_LACKS = "No backend type associated"  # a group in Python whose class has no such call
 
 
-def scatter_flat(group: Any, own: torch.Tensor, whole: torch.Tensor) -> dist.Work:
+def gather_flat(
+    group: Any, whole: torch.Tensor, own: torch.Tensor, parts: Sequence[torch.Tensor]
+) -> dist.Work:
+    """Begin to fill in the parts of all ranks of a group, alike; `own` may lie in `whole`.
+
+    parts:  those of `whole`, which are filled one by one where the group has no call for it.
+    """
+    try:
+        return group._allgather_base(whole, own)
+    except RuntimeError as error:
+        if _LACKS not in str(error):
+            raise
+        return group.allgather([list(parts)], [own])
+
+
+def scatter_flat(
+    group: Any, own: torch.Tensor, whole: torch.Tensor, parts: Sequence[torch.Tensor]
+) -> dist.Work:
     """Begin to sum `whole` over the ranks of a group into the part of each, likewise."""
-    return group._reduce_scatter_base(own, whole)
+    try:
+        return group._reduce_scatter_base(own, whole)
+    except RuntimeError as error:
+        if _LACKS not in str(error):
+            raise
+        return group.reduce_scatter([own], [list(parts)])
 
 
 def nccl_group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:

@@ -298,7 +298,8 @@ class TorchDistributedTransport:
             ordered = [parts[ranks.index(rank)] for rank in sorted(ranks)]
             flat = whole.detach()
             if _are_flat(flat, ordered):
-                self._collect(ranks, lambda group: _compat.gather_flat(group, flat, parts[own]))
+                own_part = parts[own]
+                self._collect(ranks, lambda g: _compat.gather_flat(g, flat, own_part, ordered))
             else:
                 self._collect(ranks, lambda group: group.allgather([ordered], [parts[own]]))
         else:
@@ -312,7 +313,7 @@ class TorchDistributedTransport:
             ordered = [parts[ranks.index(rank)] for rank in sorted(ranks)]
             flat = whole.detach()
             if _are_flat(flat, ordered):
-                self._collect(ranks, lambda group: _compat.scatter_flat(group, mine, flat))
+                self._collect(ranks, lambda g: _compat.scatter_flat(g, mine, flat, ordered))
             else:
                 self._collect(ranks, lambda group: group.reduce_scatter([mine], [ordered]))
             return
