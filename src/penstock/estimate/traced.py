@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from penstock.cluster.cluster import Cluster, DeviceKind
+from penstock.cluster.cluster import Cluster, DeviceKind, Link
 from penstock.estimate.constants import Constants
 from penstock.estimate.device import DEVICES, Datasheet, usual_power_w
 from penstock.estimate.pool import Pooled
@@ -72,34 +72,39 @@ def peak_of(kind: DeviceKind) -> float | None:
     return next((known[dtype] for dtype in _DTYPES if dtype in known), None)
 
 
-def power_of(kind: DeviceKind, peak_flop_per_s: float) -> float:
-    """Return the watts of a device: as its data sheet says, else what is usual for its peak."""
+def sheet_of(
+    kind: DeviceKind, peak_flop_per_s: float, links: tuple[Link | None, Link | None], each: int
+) -> Datasheet:
+    """Return the data sheet of a kind of device in hosts of `each`.
+
+    A device has its share of the link between hosts.  Its watts are those of a device that is known
+    by this name, else what is usual for its peak.
+    links:    inside a host, and between hosts; None: there is none.
+    """
+    inside, between = links
+    fastest = inside or between
     known = [device.power_w for device in DEVICES if device.name == kind.name]
-    return known[0] if known else usual_power_w(peak_flop_per_s)
+    return Datasheet(
+        kind.name,
+        peak_flop_per_s,
+        kind.memory_bytes_per_s,
+        fastest.bytes_per_s if fastest else math.inf,
+        between.bytes_per_s / each if between else fastest.bytes_per_s if fastest else math.inf,
+        each,
+        power_w=known[0] if known else usual_power_w(peak_flop_per_s),
+        memory_bytes=kind.memory_bytes,
+    )
 
 
 def constants_on(kind: DeviceKind, cluster: Cluster, pools: Sequence[Pooled]) -> Constants | None:
-    """Return the constants of time for a kind of device in a cluster; None: it is none they know.
-
-    A device has its share of the link between hosts.
-    """
+    """Return the constants of time for a kind of device; None: it is none that they know."""
     peak = peak_of(kind)
     if peak is None:
         return None
     each = max(
         host.num_devices for host in cluster.hosts if kind.name in (host.device, *host.kinds)
     )
-    inside, between = cluster.inside, cluster.between
-    device = Datasheet(
-        kind.name,
-        peak,
-        kind.memory_bytes_per_s,
-        inside.bytes_per_s if inside else math.inf,
-        between.bytes_per_s / each if between else math.inf,
-        each,
-        power_w=power_of(kind, peak),
-        memory_bytes=kind.memory_bytes,
-    )
+    device = sheet_of(kind, peak, (cluster.inside, cluster.between), each)
     return pool_of("time", pools).at(site_of([device], cluster.num_ranks, sharded=_SHARDED))
 
 

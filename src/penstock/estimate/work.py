@@ -46,12 +46,14 @@ _HEAD_LAUNCHES = 40  # head and loss, forward and backward
 _EMBEDDING_LAUNCHES = 12
 
 
-# Op by op, forward and backward, as torch traces them: llama of Hugging Face where there is a gate,
-# else LayerNorm and GELU.  Of a block: bytes of a number between blocks, of one of keys and values,
-# of one of the feed-forward, of a token that is masked; kernels.  Outside: bytes of a logit, of a
-# number of the first and the last block, of one of the table (its gradient is written whole, and
-# where it is also the head added to that of the head); kernels.
 class _Separate(NamedTuple):
+    """What operators that are kernels of their own do, forward and backward, as torch traces them.
+
+    Of a block: bytes of a number between blocks, of one of keys and values, of one of the
+    feed-forward, of a token that is masked; kernels.  Outside: bytes of a number of the first and
+    the last block; kernels.
+    """
+
     of_hidden: int
     of_key: int
     of_inner: int
@@ -61,11 +63,14 @@ class _Separate(NamedTuple):
     launches_outside: int
 
 
+# Where there is a gate, llama of Hugging Face; else a block of LayerNorm and GELU.
 _GATED = _Separate(283, 129, 29, 3, 112, 155, 66)
 _GATED_SHARED = _Separate(371, 64, 29, 3, 117, 155, 66)  # several heads share keys
 _PLAIN = _Separate(78, 0, 12, 0, 30, 35, 18)
-_SEPARATE_LOSS_BYTES = 28
-_TABLE_BYTES = 2, 8  # and where it is the head, too
+_SEPARATE_LOSS_BYTES = 28  # of a logit
+# Of a number of the table, whose gradient is written whole; and where it is the head too, to whose
+# gradient that is added.
+_TABLE_BYTES = 2, 8
 _ENGINE_LAUNCHES = 60  # of a stage for each micro-batch: buffers, messages and their events
 _WORD = 2  # bytes of a number that is sent or kept, in mixed precision
 _UPDATE_BYTES = 34  # read and written of a number by Adam in mixed precision

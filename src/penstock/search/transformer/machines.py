@@ -7,12 +7,11 @@ from typing import NamedTuple
 from penstock.cluster.cluster import Cluster, DeviceKind, Host, Link
 from penstock.errors import ClusterError
 from penstock.estimate.constants import Constants
-from penstock.estimate.device import Datasheet
 from penstock.estimate.pool import Pooled
 from penstock.estimate.predict import pool_of
 from penstock.estimate.priors import Quantity
 from penstock.estimate.site import site_of
-from penstock.estimate.traced import peak_of, power_of
+from penstock.estimate.traced import peak_of, sheet_of
 from penstock.search.transformer.found import Pool
 
 
@@ -58,17 +57,7 @@ def _pool(kind: DeviceKind, hosts: Sequence[Host], cluster: Cluster) -> Pool:
         raise ClusterError(message, hint="give all hosts of a kind as many devices")
     inside = _link(cluster.inside, each > 1, kind, "inside")
     between = _link(cluster.between, len(hosts) > 1, kind, "between")
-    fastest = inside or between
-    device = Datasheet(
-        kind.name,
-        _peak(kind),
-        kind.memory_bytes_per_s,
-        fastest.bytes_per_s if fastest else math.inf,
-        between.bytes_per_s / each if between else fastest.bytes_per_s if fastest else math.inf,
-        each,
-        power_w=power_of(kind, _peak(kind)),
-        memory_bytes=kind.memory_bytes,
-    )
+    device = sheet_of(kind, _peak(kind), (inside, between), each)
     return Pool(device, count, kind.memory_bytes, kind.usd_per_hour)
 
 
