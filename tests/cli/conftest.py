@@ -80,7 +80,10 @@ def call(
 
 @contextmanager
 def little_room(most: int) -> Iterator[None]:
-    """Let this process and its ranks write no file of more than so many bytes."""
+    """Let this process and its ranks write no file of more than so many bytes.
+
+    What a command prints to `call` is written to a file too: leave room for it.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
     try:

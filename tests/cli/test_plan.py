@@ -644,7 +644,7 @@ def test_basis_of_a_plan_is_what_was_saved(folder: Path) -> None:
 @pytest.mark.usefixtures("folder")  # by which all machine code is there
 def test_plan_that_finds_no_room_leaves_nothing(call: Call, tmp_path: Path, machines: Path) -> None:
     fixed = "--cluster", machines, "--ranks", 1, "--out", tmp_path / "plan.json"
-    with little_room(1000):
+    with little_room(4000):
         done = call("plan", JOB, *fixed)
     error, _ = done.refusal(1)
     assert error == f"{tmp_path / 'graph.json'}: File too large"
@@ -669,7 +669,7 @@ def test_plan_without_room_for_its_last_file_leaves_no_new_ones(
 def test_simulation_that_finds_no_room_leaves_nothing(
     call: Call, tmp_path: Path, folder: Path
 ) -> None:
-    with little_room(1000):
+    with little_room(4000):
         done = call("simulate", folder / "plan.json", "--out", tmp_path)
     error, _ = done.refusal(1)
     assert error == f"{tmp_path / 'predicted.trace.json'}: File too large"
