@@ -31,7 +31,7 @@ test: setup
 
 soak: setup
 	$(VENV)/bin/python -m pytest -m long
-	$(VENV)/bin/python -m pytest --hypothesis-profile soak --timeout 3600 tests/schedule tests/search tests/simulate tests/cluster tests/cli/test_damaged.py tests/elastic
+	$(VENV)/bin/python -m pytest --hypothesis-profile soak --timeout 3600 tests/schedule tests/search tests/simulate tests/cluster tests/cli/test_damaged.py tests/members
 
 check: lint types test
 

@@ -58,8 +58,8 @@ from penstock.plan.lower import lower_plan, stages_of
 from penstock.profile.measure import measure
 from penstock.runtime.launch import join_torchrun, torchrun_store
 from penstock.runtime.run import run
-from penstock.runtime.transport import Transport
 from penstock.search import evaluate
+from penstock.transport import Transport
 
 WAYS = (None, "bfloat16", "int8", "sign", "top:0.01", "rank:4", "delayed")
 PEERS = ("ddp", "ddp float16")  # over gloo torch's bfloat16 is refused, its PowerSGD stands still

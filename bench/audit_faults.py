@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from penstock.job import Job
 from penstock.runtime.rank import Rank
 from penstock.runtime.reader import Reader
-from penstock.runtime.weights import StageWeights
+from penstock.state.weights import StageWeights
 
 MICRO_BATCHES = 4
 Step = Callable[[StageWeights, int, float], None]

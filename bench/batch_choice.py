@@ -32,17 +32,17 @@ from torch import Tensor, nn
 
 import penstock as ps
 from bench.machine import machine
+from penstock.choose import trial
+from penstock.choose.choose import Choice, Joining, Machines, best, best_of
 from penstock.cli import face
 from penstock.cluster import Cluster
 from penstock.graph.trace import Capture, capture
 from penstock.job import Job
+from penstock.pilot.pace import Stretch, paced
+from penstock.pilot.phases import until_in
 from penstock.profile.noise import gain
-from penstock.runtime.buffers import Laws
 from penstock.search import Fixed
-from penstock.training import trial
-from penstock.training.choose import Choice, Joining, Machines, best, best_of
-from penstock.training.pace import Stretch, paced
-from penstock.training.phases import until_in
+from penstock.state.laws.buffers import Laws
 from penstock.training.until import grid_of, ways_for
 
 WIDTH, SAMPLES, MICRO_BATCHES, RANKS = 256, 8, 8, 2

@@ -37,22 +37,22 @@ from bench.line import at_both_ends
 from bench.models import GPT, Block, Pieces, Size, loss, micro_batches
 from bench.network import line
 from penstock import _compat
+from penstock.choose.prepare import joined_step
 from penstock.cluster import Cluster, Host, Link
 from penstock.graph.trace import Capture, build_model, capture
 from penstock.heap import keep_freed_memory
 from penstock.job import Job
+from penstock.listener import SILENT
 from penstock.plan import Plan
 from penstock.plan.lower import lower_plan, stages_of
 from penstock.plan.of_plan import lower
 from penstock.profile import Profile
 from penstock.runtime.launch import join_torchrun, torchrun_store
-from penstock.runtime.parts import whole
 from penstock.runtime.rank import Rank
-from penstock.runtime.transport import Transport
 from penstock.simulate.of_program import simulate
+from penstock.state.parts import whole
 from penstock.timeline import peak_bytes, step_s
-from penstock.training.listener import SILENT
-from penstock.training.prepare import joined_step
+from penstock.transport import Transport
 
 RANKS = (2, 4)
 RATES = (float("inf"), 150e6, 20e6)  # bytes/s; the first is free

@@ -23,8 +23,8 @@ from penstock.errors import GraphError, PlanError
 from penstock.graph.trace import capture
 from penstock.job import load_job
 from penstock.plan import plan_by_hand
+from penstock.prove.prove import Planned, prove
 from penstock.search.balance import balanced_cuts
-from penstock.training.prove import Planned, prove
 
 EXAMPLES = ("gpt2", "llama", "bert", "t5", "vit", "resnet", "mixtral", "whisper", "mamba")
 MODELS = (*EXAMPLES, *JOBS)

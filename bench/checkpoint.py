@@ -45,26 +45,26 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 from bench.machine import machine
+from penstock.checkpoints import checkpoint, saver
+from penstock.checkpoints.control import Control
+from penstock.checkpoints.saver import Saver, State, saving
+from penstock.choose.choose import Choice, Joining
+from penstock.choose.windows import windows_of
 from penstock.cli import face
 from penstock.cluster import Cluster
-from penstock.elastic.launch import Scribe, Start, run_members
-from penstock.elastic.words import View
 from penstock.graph.trace import capture
 from penstock.job import Job
+from penstock.members.launch import Scribe, Start, run_members
+from penstock.members.words import View
+from penstock.pilot.losses import PlanBasis, committing
 from penstock.plan import plan_by_hand
 from penstock.plan.lower import stages_of
 from penstock.profile.measure import measure
-from penstock.runtime import checkpoint, saver
-from penstock.runtime.control import Control
 from penstock.runtime.launch import run_threads
-from penstock.runtime.saver import Saver, State, saving
-from penstock.runtime.transport import Transport
 from penstock.runtime.worker import RankResult, Report, Task
 from penstock.search import Fixed
-from penstock.training.choose import Choice, Joining
 from penstock.training.elastic import ElasticRun, RunPilot, text_of
-from penstock.training.losses import PlanBasis, committing
-from penstock.training.windows import windows_of
+from penstock.transport import Transport
 
 MiB = 2**20
 TENSOR_BYTES = 4 * MiB

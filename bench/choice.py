@@ -33,20 +33,20 @@ import torch
 
 from bench import zoo
 from bench.machine import machine
+from penstock.choose import trial
+from penstock.choose.choose import Choice, Machines, Searched, best
+from penstock.choose.prepare import machines
+from penstock.choose.settle import CheckOptions, examined
 from penstock.cli import face
 from penstock.cluster import Cluster
 from penstock.graph.trace import Capture, capture
 from penstock.job import Job
+from penstock.listener import SILENT, Listener
 from penstock.plan import Plan
 from penstock.profile import Profile
 from penstock.profile.measure import measure
 from penstock.schedule.recipe import name_of
 from penstock.search import Fixed
-from penstock.training import trial
-from penstock.training.choose import Choice, Machines, Searched, best
-from penstock.training.listener import SILENT, Listener
-from penstock.training.prepare import machines
-from penstock.training.settle import CheckOptions, examined
 
 RANKS, TURNS = 2, 3
 MODELS = ("gpt", "cnn", "uneven", "small gpt")

@@ -34,9 +34,9 @@ from scipy.optimize import least_squares
 from bench.machine import machine
 from bench.measure import in_ranks
 from penstock.cluster import Algorithm, Cluster, Collective, DeviceKind, Host, Link, way_of
-from penstock.runtime.transport import Transport
-from penstock.runtime.transport.shared_memory import SharedMemoryTransport
-from penstock.runtime.transport.torch_distributed import TorchDistributedTransport
+from penstock.transport import Transport
+from penstock.transport.shared_memory import SharedMemoryTransport
+from penstock.transport.torch_distributed import TorchDistributedTransport
 from penstock.units import GB, GiB, KiB, MiB, format_bytes, format_seconds
 
 Row = dict[str, Any]

@@ -31,17 +31,17 @@ from bench.models import TINY
 from bench.play import Block, Rounds, Traced, ahead
 from bench.predict import Model, played_here
 from bench.zoo import JOBS
+from penstock.choose.fuse import known, segments_of_plan
 from penstock.cli import face
 from penstock.cluster import Cluster
+from penstock.gauge.links import measure_link
 from penstock.graph.fuse import fused_function_of, runs_of
 from penstock.graph.trace import Capture, capture
 from penstock.job import Job
 from penstock.plan import Plan, plan_by_hand
 from penstock.profile.measure import measure
-from penstock.runtime.links import measure_link
 from penstock.search.balance import balanced_cuts
 from penstock.search.judge import Judge
-from penstock.training.fuse import known, segments_of_plan
 from penstock.units import format_bytes, format_seconds
 
 RANKS, MICRO_BATCHES = 2, 4

@@ -18,8 +18,8 @@ from bench.ours import Ours
 from penstock import _compat
 from penstock.graph.code import Function, function_of
 from penstock.graph.stages import Segment
-from penstock.runtime.weights import StageWeights
 from penstock.schedule.schedule import Action
+from penstock.state.weights import StageWeights
 
 
 class Segments:

@@ -41,15 +41,15 @@ from bench.measure import Side, Turns, chosen_of, figure, in_ranks, take_turns
 from bench.models import GPT, Size
 from bench.ours import Ours, lowered, rank_of
 from penstock.cluster import Cluster
+from penstock.gauge.links import measure_link
 from penstock.graph.trace import Capture, capture
 from penstock.program.edges import Edge
 from penstock.program.lower import lower_schedule
-from penstock.runtime.links import measure_link
-from penstock.runtime.transport.shared_memory import SharedMemoryTransport
 from penstock.schedule import KINDS, Schedule, find, gpipe, one_f_one_b, versions
 from penstock.simulate import simulate
 from penstock.simulate.costs import Costs
 from penstock.timeline import step_s
+from penstock.transport.shared_memory import SharedMemoryTransport
 
 RANKS = 2
 SIMULATED = (2, 8, 64)  # ranks

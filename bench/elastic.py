@@ -50,26 +50,26 @@ import torch
 from torch import Tensor, nn
 
 from bench.machine import machine
+from penstock.checkpoints import checkpoint
+from penstock.choose.choose import Choice, Joining
+from penstock.choose.windows import windows_of
 from penstock.cluster import Cluster
-from penstock.elastic.launch import Scribe, Start, run_members
-from penstock.elastic.words import View
 from penstock.graph.trace import Capture, capture
 from penstock.job import Job
+from penstock.members.launch import Scribe, Start, run_members
+from penstock.members.words import View
+from penstock.pilot.losses import PlanBasis, committing, rerouted
 from penstock.plan import Plan, plan_by_hand
 from penstock.plan.lower import lower_plan, stages_of
 from penstock.profile import Profile
 from penstock.profile.measure import measure
-from penstock.runtime import checkpoint
 from penstock.runtime.calls import StepResult
 from penstock.runtime.emulate import sleeping
 from penstock.runtime.launch import run_processes
 from penstock.runtime.worker import Task, work
 from penstock.search import Fixed
-from penstock.training.choose import Choice, Joining
 from penstock.training.elastic import ElasticRun, RunPilot, text_of
 from penstock.training.events import EVENTS
-from penstock.training.losses import PlanBasis, committing, rerouted
-from penstock.training.windows import windows_of
 
 WIDTH, LAYERS, SAMPLES, MICRO_BATCHES, RANKS = 256, 16, 16, 8, 4
 STEPS = 30

@@ -38,7 +38,6 @@ from penstock.plan.lower import lower_plan, stages_of
 from penstock.profile import Profile
 from penstock.profile.measure import measure
 from penstock.program.program import Offload
-from penstock.runtime.copies import FarFrames, Frame, Move
 from penstock.runtime.emulate import sleeping
 from penstock.runtime.launch import run_processes
 from penstock.runtime.windows import repeated
@@ -48,6 +47,7 @@ from penstock.schedule.recipe import name_of
 from penstock.search import Fixed, search
 from penstock.search.balance import balanced_cuts
 from penstock.search.judge import Judge
+from penstock.state.copies import FarFrames, Frame, Move
 from penstock.units import format_bytes, format_seconds
 
 RANKS, PART, MICRO_BATCH_S = 4, 0.8, 0.6

@@ -35,7 +35,7 @@ from bench.ours import Ours, calls_of, lowered
 from bench.pipeline import RANKS, join
 from penstock.graph.trace import capture
 from penstock.runtime.calls import Bound, Call
-from penstock.runtime.transport import Transport
+from penstock.transport import Transport
 
 Row = dict[str, Any]
 WARM_UP = 20  # steps that do not count

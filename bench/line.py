@@ -22,7 +22,7 @@ from penstock.graph.merge import merged
 from penstock.graph.trace import capture
 from penstock.plan import Plan
 from penstock.runtime.launch import join_torchrun, torchrun_store
-from penstock.runtime.transport import Transport
+from penstock.transport import Transport
 
 LINE = (25e6, 0.001)  # bytes/s and seconds
 

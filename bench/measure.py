@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from penstock.runtime.transport import Transport
+from penstock.transport import Transport
 
 Side = Callable[[], object]
 _PR_SET_PDEATHSIG = 1

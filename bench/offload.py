@@ -47,12 +47,12 @@ from penstock.plan.lower import lower_plan, stages_of
 from penstock.profile import Profile
 from penstock.profile.measure import awake_s, measure
 from penstock.runtime.launch import run_processes
-from penstock.runtime.transport import Transport
 from penstock.runtime.windows import repeated
 from penstock.runtime.worker import RankResult, Report, StepResult, Task, work
 from penstock.search import Fixed, search
 from penstock.search.judge import Judge
 from penstock.search.sharded import in_units
+from penstock.transport import Transport
 from penstock.units import format_bytes, format_seconds
 
 _ROOM = 10**12

@@ -21,9 +21,9 @@ from penstock.program.program import Compute, Program
 from penstock.runtime.calls import Bound
 from penstock.runtime.rank import Rank
 from penstock.runtime.rank_terms import RankTerms
-from penstock.runtime.transport import Transport
 from penstock.schedule import find
 from penstock.schedule.schedule import Action
+from penstock.transport import Transport
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
 

@@ -32,16 +32,16 @@ from bench.machine import machine
 from bench.play import Rounds, Traced, ahead
 from bench.predict import RANKS, Model, played_here
 from penstock.cluster import Cluster
+from penstock.gauge.links import measure_link
 from penstock.graph.graph import Graph
 from penstock.graph.merge import merged
 from penstock.graph.trace import Capture, capture
 from penstock.job import Job, load_job
 from penstock.plan import Offloaded, Plan, Sharding, plan_by_hand
 from penstock.profile.measure import measure
-from penstock.runtime.links import measure_link
+from penstock.prove.prove import Planned, prove
 from penstock.search import evaluate
 from penstock.search.balance import balanced_cuts
-from penstock.training.prove import Planned, prove
 
 MICRO_BATCHES, REPLICAS = 4, 2
 Row = dict[str, float | int | str | bool | None]

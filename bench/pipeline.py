@@ -48,9 +48,9 @@ from penstock import _compat
 from penstock.graph.trace import Capture, capture
 from penstock.program.lower import lower
 from penstock.program.program import Program
-from penstock.runtime.transport.shared_memory import SharedMemoryTransport
 from penstock.schedule import Schedule
 from penstock.schedule.schedule import Action
+from penstock.transport.shared_memory import SharedMemoryTransport
 from penstock.units import format_bytes, format_seconds
 
 RANKS = 2

@@ -30,7 +30,7 @@ from penstock.plan import Plan
 from penstock.plan.lower import lower_plan, stages_of
 from penstock.runtime.rank import Rank
 from penstock.runtime.rank_terms import RankTerms
-from penstock.runtime.transport import Transport
+from penstock.transport import Transport
 
 
 class Traced(NamedTuple):

@@ -38,9 +38,11 @@ from bench.measure import in_ranks
 from bench.network import can_throttle, line
 from bench.play import Played, Rounds, Traced, ahead, play
 from bench.zoo import JOBS
+from penstock.choose.choose import on_hosts_of
 from penstock.cli import face
 from penstock.cluster import Cluster
 from penstock.errors import GraphError
+from penstock.gauge.links import measure_link
 from penstock.graph.joined.joined import joined as joined_step
 from penstock.graph.merge import merged
 from penstock.graph.trace import capture
@@ -48,12 +50,10 @@ from penstock.job import Job
 from penstock.plan import Plan, plan_by_hand
 from penstock.profile import Profile
 from penstock.profile.measure import measure
-from penstock.runtime.links import measure_link
-from penstock.runtime.transport.shared_memory import SharedMemoryTransport
 from penstock.schedule.recipe import name_of
 from penstock.search import Fixed, evaluate, search
 from penstock.search.balance import balanced_cuts
-from penstock.training.choose import on_hosts_of
+from penstock.transport.shared_memory import SharedMemoryTransport
 from penstock.units import format_bytes, format_seconds
 
 RANKS = 2

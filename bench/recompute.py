@@ -31,6 +31,7 @@ from bench.play import Block, Played, Rounds, Traced, ahead
 from bench.predict import Model, played_here
 from penstock.cli import face
 from penstock.cluster import Cluster
+from penstock.gauge.links import measure_link
 from penstock.graph.graph import Graph
 from penstock.graph.trace import capture
 from penstock.job import Job, load_job
@@ -38,7 +39,6 @@ from penstock.plan import Plan, plan_by_hand
 from penstock.plan.lower import stages_of
 from penstock.profile import Profile
 from penstock.profile.measure import measure
-from penstock.runtime.links import measure_link
 from penstock.search import Fixed, search
 from penstock.search.balance import balanced_cuts
 from penstock.search.judge import Judge

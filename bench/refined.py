@@ -31,13 +31,13 @@ from bench.predict import Model, played_here
 from bench.zoo import JOBS
 from penstock.cli import face
 from penstock.cluster import Cluster
+from penstock.gauge.links import measure_link
 from penstock.graph.graph import Graph
 from penstock.graph.trace import capture
 from penstock.job import Job
 from penstock.plan import Plan, plan_by_hand
 from penstock.profile import Profile
 from penstock.profile.measure import measure
-from penstock.runtime.links import measure_link
 from penstock.schedule import SCHEDULES
 from penstock.schedule.recipe import Recipe, built_on, has_window, trains
 from penstock.search.balance import balanced_cuts

@@ -36,9 +36,9 @@ import penstock as ps
 from bench import zoo
 from bench.machine import machine
 from penstock.cli import face
+from penstock.listener import Row as StepRow
+from penstock.pilot.replans import measured_s, replans_in
 from penstock.plan import Plan
-from penstock.training.listener import Row as StepRow
-from penstock.training.replans import measured_s, replans_in
 from penstock.units import format_seconds
 
 GPT = Path(__file__).parent.parent / "examples" / "gpt.py"

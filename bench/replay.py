@@ -40,11 +40,11 @@ from penstock.profile import Profile
 from penstock.profile.measure import measure
 from penstock.runtime.launch import Groups, Launcher, Work, run_processes
 from penstock.runtime.run import Outcome, run
-from penstock.runtime.transport import TensorSpec, Transport
 from penstock.runtime.worker import RankResult, Report
 from penstock.search.balance import balanced_cuts
 from penstock.simulate.what_if import WINDOW, Change, Run, changed, measured_run, what_if
 from penstock.timeline import step_s
+from penstock.transport import TensorSpec, Transport
 from penstock.units import format_seconds
 
 RANKS = 2

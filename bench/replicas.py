@@ -34,12 +34,12 @@ from bench.beside import (
 )
 from bench.machine import machine
 from bench.network import can_throttle
+from penstock.choose.prepare import joined_step
 from penstock.graph.trace import Capture, capture
+from penstock.listener import SILENT
 from penstock.plan import Plan, plan_by_hand
 from penstock.profile.measure import measure
 from penstock.taken import Taken
-from penstock.training.listener import SILENT
-from penstock.training.prepare import joined_step
 
 ROUNDS = 5
 OURS, PEER = "ours", "ddp"

@@ -48,21 +48,21 @@ from bench.line import at_both_ends, cluster_over
 from bench.machine import machine
 from bench.network import Place, can_throttle, line
 from bench.play import Block, Played, Rounds, Traced, play
+from penstock.choose.prepare import machines
 from penstock.cli import face
 from penstock.cluster import Cluster
 from penstock.graph.graph import Graph
 from penstock.graph.split import split
 from penstock.graph.trace import Capture, capture
 from penstock.job import Job
+from penstock.listener import SILENT
 from penstock.plan import Plan, Sharding, plan_by_hand
 from penstock.profile import Profile
 from penstock.profile.measure import measure
 from penstock.runtime.launch import join_torchrun, on_one_host, torchrun_store
-from penstock.runtime.transport import Transport
-from penstock.runtime.transport.shared_memory import SharedMemoryTransport
 from penstock.search import evaluate
-from penstock.training.listener import SILENT
-from penstock.training.prepare import machines
+from penstock.transport import Transport
+from penstock.transport.shared_memory import SharedMemoryTransport
 
 RANKS, MICRO_BATCHES, DENSE, WIDTH = 2, 4, 13, 64
 RATE, DELAY_S = 100e6, 0.0005

@@ -43,21 +43,21 @@ from bench.models import GPT
 from bench.replan import ahead
 from penstock.cli import face
 from penstock.cluster import Cluster, Link
+from penstock.gauge.links import measure_link
 from penstock.graph.trace import Capture, capture
 from penstock.job import Job
+from penstock.pilot.slowed import Slowed, slowed
 from penstock.plan import Plan, plan_by_hand
 from penstock.plan.lower import lower_plan, stages_of
 from penstock.profile import Profile
 from penstock.profile.measure import measure
 from penstock.runtime.emulate import sleeping
 from penstock.runtime.launch import Report, run_processes
-from penstock.runtime.links import measure_link
 from penstock.runtime.run import Outcome, Steps, outcome_of, windows_of
-from penstock.runtime.transport import Transport
 from penstock.runtime.worker import RankResult, Task, work
 from penstock.search import Fixed, evaluate
 from penstock.search.search import search
-from penstock.training.slowed import Slowed, slowed
+from penstock.transport import Transport
 from penstock.units import format_seconds
 
 SMALL = replace(GPT, width=192, window=64)

@@ -41,19 +41,19 @@ from torch import Tensor
 
 from bench.machine import machine
 from bench.models import Size, loss
+from penstock.checkpoints import checkpoint
+from penstock.choose.windows import windows_of
 from penstock.errors import RunError
 from penstock.files import write_text
 from penstock.graph.trace import Capture, build, capture
 from penstock.job import Job
 from penstock.plan import plan_by_hand
 from penstock.plan.lower import stages_of
-from penstock.runtime import checkpoint
 from penstock.runtime.finite import NotFiniteError
 from penstock.runtime.launch import run_threads
 from penstock.runtime.worker import Task, work
 from penstock.schedule import SCHEDULES, SYNCHRONOUS, WeightRule, find
 from penstock.search.balance import balanced_cuts
-from penstock.training.windows import windows_of
 
 STAGES, MICRO_BATCHES = 4, 1
 MOMENTUM = 0.9

@@ -45,9 +45,9 @@ from bench import zoo
 from bench.machine import machine
 from bench.replan import ahead
 from penstock.cli import face
+from penstock.listener import Row as StepRow
+from penstock.pilot.replans import Replan, replans_in
 from penstock.training.events import EVENTS
-from penstock.training.listener import Row as StepRow
-from penstock.training.replans import Replan, replans_in
 from penstock.units import format_seconds
 
 RANKS, UNUSUAL, MICRO_BATCHES = 2, 4, 16

@@ -48,9 +48,12 @@ from bench.beside import Told as Turns
 from bench.machine import machine
 from bench.models import GPT, Enter, Leave
 from bench.models import loss as loss_of_gpt
+from penstock.choose.degrees import slices_in_words
+from penstock.choose.prepare import divided_step, machines
 from penstock.graph.trace import build_model, capture
 from penstock.heap import keep_freed_memory
 from penstock.job import Job
+from penstock.listener import SILENT
 from penstock.plan import Plan
 from penstock.plan.lower import lower_plan, stages_of
 from penstock.plan.of_plan import lower
@@ -60,14 +63,11 @@ from penstock.runtime.collects import own_capture
 from penstock.runtime.launch import join_torchrun, torchrun_store
 from penstock.runtime.rank import Rank
 from penstock.runtime.rank_terms import RankTerms
-from penstock.runtime.transport import Transport
 from penstock.search.search import search
 from penstock.search.shapes import Fixed
 from penstock.simulate.of_program import simulate
 from penstock.timeline import peak_bytes, step_s
-from penstock.training.degrees import slices_in_words
-from penstock.training.listener import SILENT
-from penstock.training.prepare import divided_step, machines
+from penstock.transport import Transport
 
 RANKS, MODELS = (2, 4), ("gpt", "vgg")
 ROUNDS, STEPS = 5, 3

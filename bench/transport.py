@@ -20,10 +20,10 @@ import torch
 import torch.distributed as dist
 
 from bench.machine import machine
-from penstock.runtime.transport import TensorSpec, Transport
-from penstock.runtime.transport.shared_memory import SharedMemoryTransport
-from penstock.runtime.transport.threads import thread_transports
-from penstock.runtime.transport.torch_distributed import TorchDistributedTransport
+from penstock.transport import TensorSpec, Transport
+from penstock.transport.shared_memory import SharedMemoryTransport
+from penstock.transport.threads import thread_transports
+from penstock.transport.torch_distributed import TorchDistributedTransport
 from penstock.units import KiB, MiB, format_bytes
 
 SIZES = (64, 4 * KiB, 64 * KiB, 256 * KiB, MiB, 4 * MiB, 16 * MiB)

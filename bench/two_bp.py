@@ -29,6 +29,7 @@ from bench.predict import Model, played_here
 from bench.zoo import JOBS
 from penstock.cli import face
 from penstock.cluster import Cluster
+from penstock.gauge.links import measure_link
 from penstock.graph.graph import Graph
 from penstock.graph.joint import joint_of
 from penstock.graph.trace import capture
@@ -36,7 +37,6 @@ from penstock.job import Job
 from penstock.plan import Plan, plan_by_hand
 from penstock.plan.lower import stages_of
 from penstock.profile.measure import measure
-from penstock.runtime.links import measure_link
 from penstock.search.balance import balanced_cuts
 from penstock.search.judge import Judge
 from penstock.units import format_bytes, format_seconds

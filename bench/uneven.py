@@ -32,12 +32,12 @@ from bench.play import Block, Played, Rounds, Traced
 from bench.predict import Model, played_here
 from penstock.cli import face
 from penstock.cluster import Cluster
+from penstock.gauge.links import measure_link
 from penstock.graph.trace import capture
 from penstock.job import Job
 from penstock.plan import Plan, plan_by_hand
 from penstock.profile import Profile
 from penstock.profile.measure import measure
-from penstock.runtime.links import measure_link
 from penstock.search.balance import balanced_cuts
 from penstock.search.judge import Judge
 from penstock.units import format_seconds

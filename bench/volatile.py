@@ -40,6 +40,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.machine import machine
+from penstock.checkpoints.checkpoint import latest, load
 from penstock.fleet import policies
 from penstock.fleet.market import priced
 from penstock.fleet.of_run import recorded
@@ -48,8 +49,7 @@ from penstock.fleet.replay import Ruler, replay
 from penstock.fleet.traces import read_market
 from penstock.fleet.work import FleetJob, Speed
 from penstock.job import Job
-from penstock.runtime.checkpoint import latest, load
-from penstock.training.wanted import decisions_in
+from penstock.pilot.wanted import decisions_in
 
 RANKS, SHARE, SAMPLES, WIDTH = 3, 2, 4, 4096
 RATE, NOISE = 0.001, 30.0  # so that drift and noise are alike in the end

@@ -30,7 +30,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 @pytest.fixture(autouse=True)
 def _nothing_read_yet() -> None:
     """Let no test begin with what the jobs of others have read: a process has one job as a rule."""
-    outside = sys.modules.get("penstock.training.outside")
+    outside = sys.modules.get("penstock.examine.outside")
     if outside is not None:
         outside.NOTES.values, outside.NOTES.lines, outside.NOTES._own = {}, {}, set()
 
@@ -67,7 +67,7 @@ def _alone(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _gives_back() -> Iterator[None]:
     """Let the process that forks the ranks of all tests stay small: what it holds, forks copy."""
-    from penstock.elastic import member
+    from penstock.members import member
     from penstock.profile import measure
     from penstock.runtime import eager, worker
 
@@ -80,8 +80,8 @@ def _gives_back() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _measures_briefly() -> Iterator[None]:
     """Let few runs do: what is tested is what becomes of seconds, not how sure they are."""
+    from penstock.gauge import links
     from penstock.profile import measure
-    from penstock.runtime import links
 
     with pytest.MonkeyPatch.context() as patched:
         for module in (measure, links):

@@ -23,7 +23,14 @@ BEHIND = {  # lines that may stand behind a module
     "runtime.worker": 30_700,  # 1,300 since weights are averaged, and sums hold back
     "training.train": 97_000,  # 7,000 since ranks divide ops and hold back, and `estimate` is read
 }
-_RUNNING = "runtime", "elastic", "training", "cli"  # rooms that have ranks and sessions
+_RUNNING = (
+    "runtime",
+    "members",
+    "choose",
+    "pilot",
+    "training",
+    "cli",
+)  # rooms that have ranks and sessions
 PARAMETERS, FIELDS = 6, 12  # most of a function, and of a record
 WIDE_FUNCTIONS, WIDE_RECORDS, SET_FROZEN = 27, 27, 10  # of today: they only become fewer
 

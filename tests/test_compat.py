@@ -536,7 +536,7 @@ def test_scripted_function_runs_the_same_ops_in_every_call() -> None:
 
 
 def test_a_process_without_a_parent_numbers_its_children_from_the_first():
-    from penstock.runtime.child import in_a_fork
+    from penstock.processes.child import in_a_fork
 
     def look(beat):
         _compat.forget_parent_process()

@@ -13,9 +13,9 @@ import penstock as ps
 from penstock.batches.loader import epoch_of
 from penstock.batches.reads import ReadNumbers, read
 from penstock.errors import JobError, PlanError
+from penstock.examine.unlike_counts import words_of_counts
 from penstock.graph.counted import count_of, counts_in
 from penstock.runtime.validate import validated
-from penstock.training.unlike_counts import words_of_counts
 from penstock.weighted import WeightedData, WeightedLoss
 from tests.parity import test_weighted as words
 

@@ -13,7 +13,7 @@ from penstock.plan import Plan
 from penstock.plan.lower import lower_plan, stages_of
 from penstock.runtime.rank import Rank
 from penstock.runtime.rank_terms import RankTerms
-from penstock.runtime.transport.threads import thread_transports
+from penstock.transport.threads import thread_transports
 
 _WAITS = ("StreamSynchronize", "DeviceSynchronize", "EventSynchronize")
 

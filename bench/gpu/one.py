@@ -39,6 +39,7 @@ from bench.gpu.sizes import SIZES
 from bench.machine import machine
 from bench.models import Size, loss, micro_batches
 from penstock import _compat
+from penstock.choose.fuse import known
 from penstock.cli import face
 from penstock.cluster import Cluster
 from penstock.device import here
@@ -56,11 +57,10 @@ from penstock.profile.measure import measure
 from penstock.profile.roofline import CLASSES, works_of
 from penstock.runtime.rank import Rank
 from penstock.runtime.rank_terms import RankTerms
-from penstock.runtime.transport.threads import thread_transports
 from penstock.schedule.breadth_first import breadth_first
 from penstock.schedule.recipe import Recipe
 from penstock.search import evaluate
-from penstock.training.fuse import known
+from penstock.transport.threads import thread_transports
 
 MICRO_BATCHES, STEPS, ROUNDS = 2, 3, 5
 PEERS = {

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from penstock.graph.traced import trace
     from penstock.job import Job, load_job
     from penstock.large_batch import scaled_rate, warm_up
+    from penstock.listener import Listener
     from penstock.plan import Plan
     from penstock.plan.of_plan import lower
     from penstock.ported import from_transformers
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from penstock.simulate.of_program import simulate
     from penstock.timeline import Timeline
     from penstock.training.export import load_weights
-    from penstock.training.listener import Listener
     from penstock.training.run import run
     from penstock.training.train import train
     from penstock.writers import mlflow, tensorboard, wandb
@@ -98,7 +98,7 @@ _PLACES = {
     "Job": "job",
     "Lamb": "graph.layerwise",
     "Lars": "graph.layerwise",
-    "Listener": "training.listener",
+    "Listener": "listener",
     "PenstockError": "errors",
     "Plan": "plan",
     "Profile": "profile",

@@ -3,7 +3,7 @@
 import sys
 
 from penstock.cli import main
-from penstock.runtime import links
+from penstock.gauge import links
 from penstock.units import KiB
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import torch.distributed as dist
 from bench import beside
 from bench.measure import in_ranks
 from bench.models import TINY
-from penstock.runtime.transport.shared_memory import SharedMemoryTransport
+from penstock.transport.shared_memory import SharedMemoryTransport
 
 
 def play_tiny(patched: pytest.MonkeyPatch, bench: object) -> None:

@@ -4,7 +4,7 @@ from bench.audit import summary
 from bench.audit_faults import FAULTS
 from penstock.runtime.rank import Rank
 from penstock.runtime.reader import Reader
-from penstock.runtime.weights import StageWeights
+from penstock.state.weights import StageWeights
 
 
 def test_each_fault_changes_one_place_and_leaves_it_as_it_was() -> None:

@@ -3,9 +3,9 @@
 import multiprocessing
 
 from bench import choice as bench
+from penstock.choose.choose import Choice, Joining, Option, Searched
 from penstock.plan import plan_by_hand
 from penstock.search import Candidate, SearchResult, Tally
-from penstock.training.choose import Choice, Joining, Option, Searched
 from tests.search.chains import chain
 
 GRAPH = chain([4] * 4, [4] * 4)

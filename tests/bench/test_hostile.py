@@ -3,8 +3,8 @@
 import pytest
 
 from bench.hostile import ATTACKS, Attacker
-from penstock.elastic.words import Ask, Welcome
-from tests.elastic.test_mesh import meshes
+from penstock.members.words import Ask, Welcome
+from tests.members.test_mesh import meshes
 
 
 @pytest.mark.parametrize("name", ATTACKS)

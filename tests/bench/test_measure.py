@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from bench.measure import Block, Turns, chosen_of, figure, in_ranks, quiet, take_turns
-from penstock.runtime.transport.threads import thread_transports
+from penstock.transport.threads import thread_transports
 
 ALWAYS, NEVER = float("inf"), -1.0
 

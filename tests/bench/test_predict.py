@@ -12,7 +12,7 @@ from penstock.graph.trace import capture
 from penstock.plan import plan_by_hand
 from penstock.profile import Profile
 from penstock.program.passes.receive_early import EARLY
-from penstock.runtime.transport.threads import thread_transports
+from penstock.transport.threads import thread_transports
 
 
 @pytest.fixture(scope="module")

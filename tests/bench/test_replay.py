@@ -12,9 +12,9 @@ from penstock.graph.trace import capture
 from penstock.plan import plan_by_hand
 from penstock.plan.lower import lower_plan
 from penstock.profile import Profile
-from penstock.runtime.transport import TensorSpec
-from penstock.runtime.transport.threads import thread_transports
 from penstock.simulate.what_if import Change, Run
+from penstock.transport import TensorSpec
+from penstock.transport.threads import thread_transports
 from tests.cli import mlp
 
 KEYS = {

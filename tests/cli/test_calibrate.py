@@ -10,9 +10,9 @@ from penstock.cli import calibrate as command
 from penstock.cli.calibrate import document, measured, shares, words
 from penstock.cluster import Cluster
 from penstock.device import here
-from penstock.runtime import calibrate
-from penstock.runtime.calibrate import Calibrated, OpTask, calibrated, tasks_on
-from penstock.runtime.links import Overlapped, Probe, Timing
+from penstock.gauge import calibrate
+from penstock.gauge.calibrate import Calibrated, OpTask, calibrated, tasks_on
+from penstock.gauge.links import Overlapped, Probe, Timing
 from tests.cli.conftest import Call
 
 UNITS = {

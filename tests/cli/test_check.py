@@ -37,10 +37,10 @@ def test_replicas_and_more_steps_are_compared(call: Call) -> None:
 
 
 def test_plan_that_joins_micro_batches_is_compared_as_it_is_run(call: Call, tmp_path: Path) -> None:
+    from penstock.choose.prepare import joined_step
     from penstock.graph.trace import capture
+    from penstock.listener import SILENT
     from penstock.plan import plan_by_hand
-    from penstock.training.listener import SILENT
-    from penstock.training.prepare import joined_step
     from tests.cli import training
 
     job = training.small()

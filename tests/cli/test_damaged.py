@@ -21,6 +21,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from penstock.checkpoints import checkpoint
 from penstock.cli import main
 from penstock.cluster import Cluster
 from penstock.errors import ClusterError, EstimateError, PenstockError, ScheduleError, TimelineError
@@ -30,7 +31,6 @@ from penstock.plan import Plan
 from penstock.profile import measure
 from penstock.profile.kinds import load_profiles
 from penstock.program.program import Program
-from penstock.runtime import checkpoint
 from penstock.schedule import Schedule, one_f_one_b
 from penstock.timeline import Timeline
 from tests.cli.conftest import MLP

@@ -14,9 +14,9 @@ from penstock.cli.links import computing, inside_words, matrix, regions_words
 from penstock.cluster import Cluster, DeviceKind, Host
 from penstock.cluster.machine import cpu_name, detect
 from penstock.device import Device
-from penstock.runtime.benchmark import Benchmark
-from penstock.runtime.hosts import Compared, Survey, slowest
-from penstock.runtime.links import Overlapped, Probe, Timing
+from penstock.gauge.benchmark import Benchmark
+from penstock.gauge.hosts import Compared, Survey, slowest
+from penstock.gauge.links import Overlapped, Probe, Timing
 from tests.cli.conftest import Call
 
 
@@ -95,7 +95,7 @@ def test_doctor_does_not_mind_what_others_keep_in_the_temporary_folder(
 def test_shared_memory_that_does_not_work_is_a_note_with_its_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    place = "penstock.runtime.transport.shared_memory.available"
+    place = "penstock.transport.shared_memory.available"
     monkeypatch.setattr(place, lambda: (False, "no futex"))
     found = {finding.what: finding for finding in examine()}
     assert (found["shared memory"].state, found["shared memory"].value) == ("note", "no futex")
@@ -123,7 +123,7 @@ def test_doctor_measures_links_and_writes_a_cluster(
 ) -> None:
     timings = tuple(Timing(size, 1e-5 + size * 1e-9, 1e-3, 1e-2, 2e-6) for size in (64, 4096))
     found = Probe(timings, Overlapped(1.0, 1.0, 1.2, 1.9, 2.0, 0.01))
-    monkeypatch.setattr("penstock.runtime.links.probe_here", lambda: found)
+    monkeypatch.setattr("penstock.gauge.links.probe_here", lambda: found)
     file = tmp_path / "cluster.toml"
     done = call("doctor", "--links", "--out", file, "--region", "east")
     assert (done.code, done.err) == (0, f"wrote {file}\n")

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from penstock.cli import main
-from penstock.elastic.member import RunMember
-from penstock.elastic.notice import looking
-from penstock.elastic.words import Told
+from penstock.members.member import RunMember
+from penstock.members.notice import looking
+from penstock.members.words import Told
 from penstock.runtime.rank import Rank
 from penstock.training.addresses import ADDRESSES, Addresses, addresses_in, write_addresses
 from penstock.training.joining import _token_in
@@ -255,7 +255,7 @@ def test_a_rank_whose_machine_has_had_notice_leaves_and_the_others_go_on(
 ) -> None:
     """Notice comes only to the one that joins: the others were started without the variable."""
     monkeypatch.setenv("PENSTOCK_NOTICE", str(tmp_path / "notice"))
-    monkeypatch.setattr("penstock.elastic.launch.looking", partial(looking, ask_s=0.001))
+    monkeypatch.setattr("penstock.members.launch.looking", partial(looking, ask_s=0.001))
     counts = RunMember.counts
 
     def noted(member: RunMember, told: Told, rank: Rank) -> None:
@@ -285,7 +285,7 @@ def test_notice_for_all_ranks_stops_the_run_with_a_checkpoint_and_it_goes_on(
     profiles: Path,
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(profiles))
-    monkeypatch.setattr("penstock.elastic.launch.looking", partial(looking, ask_s=0.001))
+    monkeypatch.setattr("penstock.members.launch.looking", partial(looking, ask_s=0.001))
     counts = RunMember.counts
 
     def noted(member: RunMember, told: Told, rank: Rank) -> None:

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 import penstock as ps
-from penstock.runtime import checkpoint
+from penstock.checkpoints import checkpoint
 from tests.cli import mlp
 from tests.cli.conftest import MLP, Call
 

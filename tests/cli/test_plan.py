@@ -158,7 +158,7 @@ def test_rows_of_joined_micro_batches_say_so(call: Call, machines: Path) -> None
 def test_limit_is_shared_by_all_sizes_of_micro_batches(
     call: Call, machines: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from penstock.training import choose
+    from penstock.choose import choose
 
     parts: list[float | None] = []
     monkeypatch.setattr(

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
+from penstock.checkpoints import checkpoint
 from penstock.job import Job, load_job
-from penstock.runtime import checkpoint
 from tests.cli.conftest import Call
 
 ODD = f"{Path(__file__).parent / 'odd.py'}"

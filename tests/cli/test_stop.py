@@ -13,10 +13,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from penstock.choose.windows import CheckpointInterval, parse_every
 from penstock.errors import PlanError
 from penstock.training.lock import locked
 from penstock.training.results import lines
-from penstock.training.windows import CheckpointInterval, parse_every
 from tests.cli.conftest import Call
 
 JOBS = f"{Path(__file__).parent / 'training.py'}"

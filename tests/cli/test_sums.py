@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.checkpoints import checkpoint
 from penstock.plan import Plan
-from penstock.runtime import checkpoint
 from tests.cli.conftest import MLP, Call
 
 JOB = f"{MLP}:adam"

@@ -8,11 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from penstock.choose.choose import Choice
+from penstock.choose.settle import Checked
 from penstock.cluster.cluster import Cluster, DeviceKind, Host, Link
 from penstock.plan import Plan
-from penstock.training.choose import Choice
 from penstock.training.session import Session
-from penstock.training.settle import Checked
 from tests.cli.conftest import MLP, Call
 
 JOB = f"{MLP}:adam"

@@ -23,11 +23,15 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from penstock.choose.agree import agree, program_digest
+from penstock.choose.choose import on_hosts_of
+from penstock.choose.prepare import joined_step, started_on
 from penstock.cli import main
 from penstock.cluster import Cluster, DeviceKind, Host, Link
 from penstock.errors import ClusterError, PlanError, RunError
 from penstock.graph.trace import Capture, capture
 from penstock.job import Job
+from penstock.listener import SILENT
 from penstock.plan import Plan, plan_by_hand
 from penstock.plan.lower import lower_plan
 from penstock.profile import Profile
@@ -35,10 +39,6 @@ from penstock.profile.kinds import load_profiles
 from penstock.runtime import launch
 from penstock.runtime.worker import RankResult
 from penstock.timeline import breakdown_from_json
-from penstock.training.agree import agree, program_digest
-from penstock.training.choose import on_hosts_of
-from penstock.training.listener import SILENT
-from penstock.training.prepare import joined_step, started_on
 from penstock.training.rendezvous import Rendezvous
 from penstock.training.torchrun import (
     _ASK,

@@ -7,9 +7,9 @@ import pytest
 
 from penstock.errors import PlanError, ReportError
 from penstock.files import write_text
+from penstock.pilot.phases import ChosenBatch, TrainedPhase, UntilFile, figures_of, until_in
 from penstock.report.phases import told_in
 from penstock.training import until
-from penstock.training.phases import ChosenBatch, TrainedPhase, UntilFile, figures_of, until_in
 from tests.cli.conftest import Call
 
 JOBS = f"{Path(__file__).parent / 'mlp.py'}"

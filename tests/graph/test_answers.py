@@ -10,7 +10,7 @@ import penstock as ps
 from penstock.errors import GraphError
 from penstock.graph.joined.joined import joined
 from penstock.graph.trace import capture
-from penstock.training.prove import Planned, prove
+from penstock.prove.prove import Planned, prove
 from tests.parity.models import plan_of
 
 D = 8

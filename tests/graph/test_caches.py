@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 import penstock as ps
+from penstock.examine.impure import impurities
 from penstock.graph.caches import fill_caches
 from penstock.graph.trace import build_model, capture
-from penstock.runtime.measured import measured_laws
-from penstock.runtime.weights import load_model
-from penstock.training.impure import impurities
-from penstock.training.prove import Planned, prove, prove_eager
+from penstock.prove.prove import Planned, prove, prove_eager
+from penstock.state.laws.measured import measured_laws
+from penstock.state.weights import load_model
 from tests.parity.models import plan_of
 
 D, LENGTH = 8, 6

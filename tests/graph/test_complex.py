@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import penstock as ps
 from penstock.errors import GraphError
 from penstock.graph.trace import capture
-from penstock.training.prove import Planned, prove
+from penstock.prove.prove import Planned, prove
 from tests.parity.models import plan_of
 
 D = 8

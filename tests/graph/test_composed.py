@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 import penstock as ps
+from penstock.checkpoints.checkpoint import Checkpoint
 from penstock.errors import CheckpointError, JobError
 from penstock.graph.composed import averaged, kind_of
 from penstock.graph.optimizer import whole_optimizer
 from penstock.job import Parameters
-from penstock.runtime.checkpoint import Checkpoint
-from penstock.runtime.shards import updates_by_number
 from penstock.runtime.validate import lent, weights_of
+from penstock.state.shards import updates_by_number
 from penstock.training.export import with_averages
 from tests.cli import mlp
 

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 import penstock as ps
+from penstock.examine.impure import impurities
 from penstock.graph.lasting import lasting_buffers
 from penstock.graph.trace import build_model, capture
-from penstock.runtime.buffers import buffer_laws
-from penstock.runtime.measured import measured_laws
-from penstock.training.impure import impurities
-from penstock.training.plain import Plain
-from penstock.training.prove import Planned, prove, prove_eager
+from penstock.prove.plain import Plain
+from penstock.prove.prove import Planned, prove, prove_eager
+from penstock.state.laws.buffers import buffer_laws
+from penstock.state.laws.measured import measured_laws
 from tests.parity.models import plan_of
 
 D = 8

@@ -11,8 +11,8 @@ from torch import nn
 from torch.func import functional_call
 
 import penstock as ps
+from penstock.checkpoints import checkpoint
 from penstock.plan import plan_by_hand
-from penstock.runtime import checkpoint
 from tests.parity.training import Run, difference, listed, train, windows
 
 STEPS, MICRO_BATCHES = 4, 4

@@ -10,8 +10,8 @@ import penstock as ps
 from penstock.errors import RunError
 from penstock.graph.trace import build
 from penstock.plan.lower import lower_plan, stages_of
+from penstock.prove.sequential import sequential
 from penstock.runtime.launch import run_processes
-from penstock.runtime.sequential import sequential
 from penstock.schedule import Schedule, find, versions
 from penstock.schedule.asynchronous import ASYNCHRONOUS, round_robin
 from tests.pairwise import pairwise

@@ -12,9 +12,9 @@ from torch.nn.utils import clip_grad_norm_
 from penstock.errors import RunError
 from penstock.graph.cut import cut
 from penstock.graph.trace import capture
+from penstock.prove.prove import Planned, prove
 from penstock.runtime.launch import run_processes
-from penstock.runtime.weights import StageWeights
-from penstock.training.prove import Planned, prove
+from penstock.state.weights import StageWeights
 from tests.parity import optimizing
 from tests.parity.optimizing import WIDTH, Custom, job_of, plain_loop, run_of
 from tests.parity.training import differing, train

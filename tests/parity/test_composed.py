@@ -12,9 +12,9 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import penstock as ps
+from penstock.checkpoints import checkpoint
 from penstock.graph.composed import averaged
 from penstock.plan import plan_by_hand
-from penstock.runtime import checkpoint
 from tests.cli import mlp
 from tests.parity.training import Run, difference, listed, train, windows
 

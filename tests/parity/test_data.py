@@ -12,12 +12,12 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import BatchEncoding
 
+from penstock.checkpoints import checkpoint
 from penstock.errors import JobError
 from penstock.graph.merge import merged
 from penstock.graph.trace import capture
 from penstock.job import Job
 from penstock.plan import plan_by_hand
-from penstock.runtime import checkpoint
 from penstock.runtime.eager import EagerTask, work_eagerly
 from penstock.runtime.launch import run_processes, run_threads
 from penstock.runtime.run import Steps

@@ -103,7 +103,7 @@ def test_two_replicas_equal_the_ten_line_loop(tmp_path):
 
 @pytest.mark.parametrize("stages", [1, 2, 4])
 def test_tied_weights_and_clipping_work_without_a_flush(stages, tmp_path):
-    from penstock.training.prove import Planned, prove
+    from penstock.prove.prove import Planned, prove
 
     run = run_of("sgd", stages, 3, name="tied", clip=True)
     differences = prove(Planned(run.job, run.captured, run.plan)).differences

@@ -10,17 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from penstock.checkpoints import checkpoint
 from penstock.errors import CheckpointError, GraphError, JobError, RunError
+from penstock.examine.examine import examine
 from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.trace import build_model, capture
 from penstock.job import Job
-from penstock.runtime import checkpoint
+from penstock.prove.prove import prove_eager
 from penstock.runtime.eager import EagerTask, load_model, replicas_of, work_eagerly
 from penstock.runtime.launch import run_processes, run_threads
-from penstock.runtime.measured import measured_laws
 from penstock.runtime.run import Steps
-from penstock.training.examine import examine
-from penstock.training.prove import prove_eager
+from penstock.state.laws.measured import measured_laws
 from tests.parity import models
 from tests.parity.models import OPTIMIZERS, TOKENS, VOCABULARY, WIDTH, Trained, job_of, plain_loop
 from tests.parity.training import difference, differing

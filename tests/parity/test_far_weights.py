@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 
+from penstock.checkpoints.checkpoint import latest
 from penstock.graph.trace import Capture, capture
 from penstock.job import Job
 from penstock.plan import plan_by_hand
 from penstock.plan.lower import lower_plan
 from penstock.plan.of_plan import lower as lowered
 from penstock.profile import Profile, measure
-from penstock.runtime.checkpoint import latest
 from penstock.runtime.launch import run_processes
 from penstock.simulate import critical_path
 from penstock.simulate.of_program import simulate

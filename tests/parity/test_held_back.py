@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+from penstock.checkpoints import checkpoint
 from penstock.errors import JobError, PlanError, RunError
 from penstock.plan.lower import lower_plan
-from penstock.runtime import checkpoint
+from penstock.prove.prove import Planned, prove, prove_eager
 from penstock.runtime.launch import run_processes
-from penstock.training.prove import Planned, prove, prove_eager
 from tests.parity.optimizing import (
     MICRO_BATCHES,
     WIDTH,

@@ -8,12 +8,12 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim import SGD, AdamW, Optimizer, RMSprop
 
+from penstock.checkpoints import checkpoint
 from penstock.errors import RunError
-from penstock.runtime import checkpoint
+from penstock.prove.prove import Planned, prove
 from penstock.runtime.launch import run_processes, run_threads
-from penstock.runtime.optimizer import undividable
-from penstock.runtime.optimizer_trial import _GROUPS, _partitions
-from penstock.training.prove import Planned, prove
+from penstock.state.optimizer.optimizer import undividable
+from penstock.state.optimizer.trial import _GROUPS, _partitions
 from tests.parity.optimizing import (
     Net,
     assert_as_plain,

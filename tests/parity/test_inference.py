@@ -8,10 +8,10 @@ import torch
 from penstock.cluster import Cluster
 from penstock.graph.trace import build
 from penstock.plan.lower import lower_plan, stages_of
+from penstock.prove.plain import Plain
+from penstock.prove.prove import Planned, prove
 from penstock.runtime.launch import run_processes, run_threads
 from penstock.search import evaluate
-from penstock.training.plain import Plain
-from penstock.training.prove import Planned, prove
 from tests.parity.models import MODELS, captured, job_of, plan_of
 from tests.parity.training import Run, differing, train
 from tests.runtime.test_memory import profile_of

@@ -8,8 +8,8 @@ import torch
 from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR
 
+from penstock.checkpoints import checkpoint
 from penstock.errors import RunError
-from penstock.runtime import checkpoint
 from penstock.runtime.launch import run_processes
 from tests.parity.optimizing import (
     APART,

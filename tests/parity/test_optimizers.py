@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 from penstock.errors import JobError, RunError
 from penstock.graph.trace import capture
 from penstock.runtime.launch import run_processes, run_threads
-from penstock.runtime.optimizer import undividable
+from penstock.state.optimizer.optimizer import undividable
 from tests.parity.optimizing import (
     APART,
     STEPS,
@@ -95,7 +95,7 @@ def test_optimizer_that_writes_a_buffer_stays_whole():
 
 
 def test_torchs_own_are_not_tried(monkeypatch):
-    monkeypatch.setattr("penstock.runtime.optimizer_trial._Trial", None)
+    monkeypatch.setattr("penstock.state.optimizer.trial._Trial", None)
     assert undividable(job_of(AdamW), net()) is None
     with pytest.raises(TypeError):  # a trial is made once for a function: this one is new
         undividable(job_of(partial(Custom)), net())

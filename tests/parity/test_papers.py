@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
+from penstock.choose.windows import windows_of
 from penstock.graph.trace import Capture, capture
 from penstock.job import Job
 from penstock.plan.lower import lower_plan, stages_of
-from penstock.runtime.sequential import sequential
+from penstock.prove.sequential import sequential
 from penstock.schedule import SCHEDULES
-from penstock.training.windows import windows_of
 from tests.parity import papers
 from tests.parity.models import plan_of
 from tests.parity.papers import ADAM_RATE, MOMENTUM, PAPERS, RATE, WIDTH

@@ -12,14 +12,14 @@ from penstock.plan.lower import lower_plan
 from penstock.program.lower import lower_schedule
 from penstock.program.program import Compute, Reduce, Update
 from penstock.program.provisional import provisional_ends
+from penstock.prove.prove import Planned, prove
 from penstock.runtime import launch
 from penstock.runtime.launch import run_processes, run_threads
 from penstock.runtime.post_validation import Provisional
 from penstock.runtime.sums import GlobalNorm
-from penstock.runtime.transport.torch_distributed import TorchDistributedTransport
 from penstock.runtime.worker import WindowRunner
 from penstock.schedule import Action, Schedule, double_buffered, find, zb_h2
-from penstock.training.prove import Planned, prove
+from penstock.transport.torch_distributed import TorchDistributedTransport
 from tests.pairwise import pairwise
 from tests.parity.models import TRAINING, captured, job_of, plan_of
 from tests.parity.training import Run, differing, train

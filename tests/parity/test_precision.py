@@ -9,17 +9,17 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
+from penstock.checkpoints import checkpoint
 from penstock.cluster import DeviceKind
 from penstock.errors import PlanError
 from penstock.plan import is_asynchronous
 from penstock.plan.lower import lower_plan, stages_of
 from penstock.profile.estimate import estimated
-from penstock.runtime import checkpoint
+from penstock.prove.prove import Planned, prove, prove_eager
 from penstock.runtime.launch import run_processes, run_threads
-from penstock.runtime.loss_scale import LossScale
 from penstock.simulate.price import held_of
+from penstock.state.loss_scale import LossScale
 from penstock.training import results
-from penstock.training.prove import Planned, prove, prove_eager
 from penstock.units import GiB
 from tests.parity.optimizing import STEPS, WIDTH, Net, data, job_of, run_of, windows_from
 from tests.parity.training import differing, train

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from penstock.checkpoints import checkpoint
 from penstock.errors import CheckpointError, RunError
-from penstock.runtime import checkpoint
 from penstock.runtime.launch import run_processes, run_threads
 from penstock.runtime.run import Outcome
 from tests.pairwise import pairwise

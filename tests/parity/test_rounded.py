@@ -15,10 +15,10 @@ from penstock.errors import PlanError
 from penstock.graph.cut_points import block_ends
 from penstock.graph.trace import build
 from penstock.plan.lower import lower_plan, stages_of
-from penstock.runtime import rounded
+from penstock.prove import rounded
+from penstock.prove.prove import Planned, prove
 from penstock.runtime.launch import run_processes, run_threads
-from penstock.runtime.packing import packing_of
-from penstock.training.prove import Planned, prove
+from penstock.transport.packing import packing_of
 from tests.parity.models import SAMPLES, captured, job_of, plan_of
 from tests.parity.training import Run, difference, train
 

@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 import torch
 
-from penstock.runtime import checkpoint
+from penstock.checkpoints import checkpoint
 from penstock.runtime.launch import run_processes
 from tests.parity.models import captured, job_of, plain_loop, plan_of
 from tests.parity.training import Run, difference, train, windows

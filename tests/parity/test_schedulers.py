@@ -20,8 +20,8 @@ from torch.optim.lr_scheduler import (
 
 from penstock.errors import JobError, RunError
 from penstock.runtime.launch import run_processes
-from penstock.runtime.optimizer import undividable
-from penstock.runtime.rates import JobScheduler
+from penstock.state.optimizer.optimizer import undividable
+from penstock.state.optimizer.rates import JobScheduler
 from tests.parity.optimizing import (
     STEPS,
     Custom,

@@ -5,8 +5,8 @@ from contextlib import closing
 import pytest
 import torch
 
+from penstock.checkpoints.control import LocalBoard
 from penstock.plan.lower import lower_plan
-from penstock.runtime.control import LocalBoard
 from penstock.runtime.launch import run_processes, run_threads
 from penstock.runtime.windows import repeated
 from penstock.schedule.dapple import turns_of

@@ -7,16 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from penstock.checkpoints import checkpoint
+from penstock.checkpoints.checkpoint import latest
 from penstock.errors import PlanError, RunError
 from penstock.graph.split import split
 from penstock.graph.trace import Capture
 from penstock.job import Job
 from penstock.plan import Plan, plan_by_hand
-from penstock.runtime import checkpoint
-from penstock.runtime.checkpoint import latest
-from penstock.runtime.shards import updates_by_number
+from penstock.prove.prove import Planned, prove
 from penstock.schedule.recipe import any_schedule, built
-from penstock.training.prove import Planned, prove
+from penstock.state.shards import updates_by_number
 from tests.parity.models import captured, job_of, plain_loop
 from tests.parity.training import Run, train
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import penstock as ps
+from penstock.checkpoints import checkpoint
 from penstock.plan import plan_by_hand
-from penstock.runtime import checkpoint
 from tests.parity.training import Run, difference, listed, train, windows
 
 WORDS, LENGTH, STEPS, MICRO_BATCHES = 11, 6, 4, 4

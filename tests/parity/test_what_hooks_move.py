@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
+from penstock.checkpoints import checkpoint
+from penstock.examine.examine import examine
 from penstock.job import Job
-from penstock.runtime import checkpoint
+from penstock.prove.plain import Plain
 from penstock.runtime.eager import EagerTask, work_eagerly
 from penstock.runtime.launch import run_processes, run_threads
-from penstock.training.examine import examine
-from penstock.training.plain import Plain
 from tests.parity.optimizing import MICRO_BATCHES, STEPS, WIDTH, data, run_of, windows_from
 from tests.parity.training import train
 

@@ -10,12 +10,12 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import SGD, Optimizer
 
+from penstock.checkpoints import checkpoint
 from penstock.errors import JobError
-from penstock.runtime import checkpoint
-from penstock.runtime.clearing import Clearing, has_own_zero_grad
-from penstock.runtime.optimizer import undividable
-from penstock.training.plain import Plain
-from penstock.training.prove import Planned, prove, prove_eager
+from penstock.prove.plain import Plain
+from penstock.prove.prove import Planned, prove, prove_eager
+from penstock.state.optimizer.clearing import Clearing, has_own_zero_grad
+from penstock.state.optimizer.optimizer import undividable
 from tests.parity.optimizing import (
     MICRO_BATCHES,
     STEPS,

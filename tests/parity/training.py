@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from penstock.checkpoints import checkpoint
+from penstock.checkpoints.saver import Saver, State
 from penstock.graph.trace import Capture, build
 from penstock.job import Job
 from penstock.plan import Plan, is_asynchronous
 from penstock.plan.lower import lower_plan, stages_of
 from penstock.program.program import Program
-from penstock.runtime import checkpoint
 from penstock.runtime.launch import Launcher, run_threads
 from penstock.runtime.run import Outcome, Steps, outcome_of
-from penstock.runtime.saver import Saver, State
 from penstock.runtime.windows import Windows
 from penstock.runtime.worker import Task, work
 

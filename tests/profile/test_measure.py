@@ -17,9 +17,9 @@ from penstock.far import FarMemory
 from penstock.graph.cut import cut
 from penstock.graph.trace import Capture, capture, trace
 from penstock.job import Job
+from penstock.processes.child import apart
 from penstock.profile import Profile, measure
 from penstock.profile.of_graph import measure as measure_graph
-from penstock.runtime.child import apart
 from tests.graph.zoo import JOBS, Blocks, floats, job_of, vectors
 
 

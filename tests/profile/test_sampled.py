@@ -70,10 +70,10 @@ def test_step_is_found_however_its_micro_batches_are_joined_and_no_other_one(tmp
 def test_what_a_run_tells_of_one_step_holds_for_steps_with_other_ops():
     from fractions import Fraction
 
-    from penstock.training.choose import Joining
-    from penstock.training.listener import SILENT
-    from penstock.training.prepare import joined_step
-    from penstock.training.replan import corrected
+    from penstock.choose.choose import Joining
+    from penstock.choose.prepare import joined_step
+    from penstock.listener import SILENT
+    from penstock.pilot.replan import corrected
     from tests.parity.models import plan_of
 
     job, whole = job_of("gpt", torch.float32, micro_batches=4), captured("gpt", torch.float32)

@@ -5,13 +5,13 @@ from functools import partial
 import pytest
 import torch
 
+from penstock.choose.windows import windows_of
 from penstock.cluster import Cluster
 from penstock.plan.lower import stages_of
 from penstock.runtime import bind, launch
 from penstock.runtime.launch import run_processes, run_threads
 from penstock.runtime.worker import Task, work
 from penstock.search import judge
-from penstock.training.windows import windows_of
 from tests.parity.models import captured, job_of, plan_of
 from tests.runtime.test_memory import profile_of
 

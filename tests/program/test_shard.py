@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from penstock.checkpoints.checkpoint import latest
 from penstock.cluster import Link
 from penstock.errors import ProgramError
 from penstock.plan import Plan
@@ -16,15 +17,14 @@ from penstock.program.lower import lower, lower_schedule
 from penstock.program.passes import offload, shard
 from penstock.program.program import Reshard, Unshard
 from penstock.program.verify import verify
-from penstock.runtime.checkpoint import latest
-from penstock.runtime.flat import layouts_of
 from penstock.runtime.launch import run_processes
-from penstock.runtime.shards import Sharers, StageShard
 from penstock.runtime.worker import Task, work
 from penstock.schedule import breadth_first, chimera, double_buffered, one_f_one_b
 from penstock.simulate import critical_path
 from penstock.simulate.of_program import simulate
 from penstock.simulate.what_if import measured_run
+from penstock.state.flat import layouts_of
+from penstock.state.shards import Sharers, StageShard
 from penstock.timeline import peak_bytes
 from tests.parity.models import captured, job_of, plan_of
 from tests.parity.training import Run, listed, train, windows

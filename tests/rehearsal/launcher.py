@@ -16,8 +16,8 @@ from tests.rehearsal import cuda, nccl  # noqa: F401 - before torch
 
 # isort: split
 from penstock.far import FarMemory
+from penstock.gauge import benchmark, links
 from penstock.profile import measure
-from penstock.runtime import benchmark, links
 from penstock.runtime.rank import Rank
 
 _run_of_rank, _starter = Rank.run, os.getpid()

@@ -13,7 +13,7 @@ from tests.rehearsal import cuda, nccl
 import torch  # after the device
 
 from penstock.runtime.launch import join_torchrun, torchrun_store
-from penstock.runtime.transport import TensorSpec, Transport
+from penstock.transport import TensorSpec, Transport
 
 ours = cuda.library
 NUMBERS = 1024

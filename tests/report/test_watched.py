@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.checkpoints.folders import folder_of
 from penstock.errors import ReportError
 from penstock.plan import Prediction
 from penstock.report.live import LivePage, page, state_words
 from penstock.report.wanted import wanted_rows
 from penstock.report.watched import Watch, Watched, WatchedRank
-from penstock.runtime.folders import folder_of
 from tests.report.samples import HOSTILE, Tree, a_plan
 from tests.report.test_browser import browse
 

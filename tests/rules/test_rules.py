@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import rules
+from penstock.choose.choose import Choice, found_in_units, in_units
 from penstock.cluster import Link
 from penstock.errors import PlanError
 from penstock.graph.graph import Graph
@@ -22,7 +23,6 @@ from penstock.search.balance import StageEnds, balanced_cuts
 from penstock.search.field import Effort, Field
 from penstock.search.judge import Judge
 from penstock.search.recompute import as_needed
-from penstock.training.choose import Choice, found_in_units, in_units
 from tests.search.chains import SIX, chain, chains, cluster_of, profile_of
 from tests.search.test_balance import stage_seconds
 

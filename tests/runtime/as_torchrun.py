@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from penstock.runtime.child import die_with
+from penstock.processes.child import die_with
 
 FORK = multiprocessing.get_context("fork")
 _LIMIT_S = 100

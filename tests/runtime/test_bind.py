@@ -15,9 +15,9 @@ from penstock.program.program import Reshard, Unshard
 from penstock.runtime.launch import run_threads
 from penstock.runtime.rank import Rank
 from penstock.runtime.rank_terms import RankTerms
-from penstock.runtime.transport.threads import thread_transports
 from penstock.runtime.worker import RankResult
 from penstock.schedule import find
+from penstock.transport.threads import thread_transports
 from tests.parity.models import TRAINING, captured, job_of, plan_of
 
 

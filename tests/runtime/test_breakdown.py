@@ -14,17 +14,18 @@ import pytest
 import torch
 from torch.optim import SGD
 
+from penstock.checkpoints import checkpoint
+from penstock.checkpoints.snapshot import Snapshot
 from penstock.job import Job
 from penstock.plan import is_asynchronous
 from penstock.plan.lower import lower_plan, stages_of
-from penstock.runtime import checkpoint, eager, worker
+from penstock.runtime import eager, worker
 from penstock.runtime.launch import as_json, from_json, run_processes, run_threads
 from penstock.runtime.run import Steps, outcome_of
-from penstock.runtime.snapshot import Snapshot
-from penstock.runtime.transport import Transport
 from penstock.runtime.worker import Task, work
 from penstock.simulate import simulate
 from penstock.timeline import PARTS, Bottleneck, Breakdown, bottleneck, breakdown_of
+from penstock.transport import Transport
 from tests.parity.models import captured, data, job_of, plan_of
 from tests.parity.training import listed
 

@@ -12,9 +12,9 @@ from penstock.graph.tensor.placed import RankSpeed
 from penstock.graph.trace import capture
 from penstock.plan.lower import lower_plan
 from penstock.plan.plan import Plan, divided, plan_by_hand
+from penstock.prove.prove import Planned, prove
 from penstock.runtime.launch import run_processes, run_threads
 from penstock.search.balance import StageEnds, balanced_cuts
-from penstock.training.prove import Planned, prove
 from tests.graph.zoo import JOBS
 
 FREE = RankSpeed(latency_s=0.0, link_bytes_per_s=1e11)

@@ -21,12 +21,12 @@ from torch.utils.data import DataLoader, Dataset
 
 from penstock import _compat
 from penstock.batches import batches
+from penstock.checkpoints import checkpoint
 from penstock.errors import RunError
 from penstock.job import Job
-from penstock.runtime import checkpoint
+from penstock.processes.lost_readers import LostReaders
 from penstock.runtime.eager import EagerTask, work_eagerly
 from penstock.runtime.launch import run_processes
-from penstock.runtime.lost_readers import LostReaders
 from penstock.runtime.run import Steps
 from tests.runtime.test_launch import children, has_ended
 

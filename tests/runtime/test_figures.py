@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD
 
+from penstock.checkpoints import checkpoint, folders
 from penstock.errors import JobError
 from penstock.graph.graph import Graph
 from penstock.graph.trace import capture
 from penstock.job import Job
 from penstock.plan import is_asynchronous
 from penstock.plan.lower import lower_plan, stages_of
-from penstock.runtime import checkpoint, folders
 from penstock.runtime.eager import EagerTask, work_eagerly
 from penstock.runtime.launch import run_processes, run_threads
 from penstock.runtime.run import Steps

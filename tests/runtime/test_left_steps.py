@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 import torch
 
+from penstock.checkpoints import checkpoint
+from penstock.choose.windows import windows_of
 from penstock.errors import AloneError, BatchMisfitError, RunError
 from penstock.job import Job
 from penstock.plan.lower import stages_of
-from penstock.runtime import checkpoint
 from penstock.runtime.finite import NotFinite, NotFiniteError
 from penstock.runtime.launch import run_processes, run_threads
 from penstock.runtime.left_steps import complete, leaving_steps
 from penstock.runtime.worker import Task, work
-from penstock.training.windows import windows_of
-from tests.elastic import runs
+from tests.members import runs
 from tests.parity.models import data, plain_loop, plan_of
 
 AT = 2 * runs.MICRO_BATCHES + 1  # a micro-batch of the third step

@@ -8,7 +8,7 @@ import pytest
 from penstock.runtime import meter
 from penstock.runtime.calls import Bound
 from penstock.runtime.meter import Meter
-from penstock.runtime.transport import Transport
+from penstock.transport import Transport
 
 
 def bound(lane: str, ranks: tuple[int, ...] = (), kind: str = "") -> Bound:

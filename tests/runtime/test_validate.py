@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from penstock.best import best_of, out_of_patience
+from penstock.checkpoints import checkpoint
 from penstock.errors import JobError
-from penstock.runtime import checkpoint
 from penstock.runtime.means import Means
 from penstock.runtime.validate import is_out_of_patience, validated
 from tests.cli import mlp

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.pilot.slowed import slowed
 from penstock.plan import plan_by_hand
 from penstock.plan.lower import lower_plan
 from penstock.search.judge import Judge
 from penstock.search.shifted import by_speed, keeps_state, shifted
-from penstock.training.slowed import slowed
 from tests.draws import examples
 from tests.search.chains import chain, cluster_of, profile_of
 

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.examine.examine import Examined, bounded
 from penstock.job import Job
-from penstock.runtime.buffers import BufferLaw
 from penstock.search import Fixed
-from penstock.training.examine import Examined, bounded
+from penstock.state.laws.buffers import BufferLaw
 
 JOB = Job(
     model=lambda: torch.nn.Linear(2, 2),

@@ -12,7 +12,7 @@ from penstock.errors import GraphError
 from penstock.graph.trace import capture
 from penstock.job import Job
 from penstock.plan import plan_by_hand
-from penstock.training.prove import Planned, prove
+from penstock.prove.prove import Planned, prove
 
 
 class Repeated(nn.Module):

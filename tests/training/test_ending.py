@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from penstock.elastic.mesh import Mesh, listening, where_of
-from penstock.elastic.words import Welcome, Where
 from penstock.errors import RunError
+from penstock.listener import SILENT
+from penstock.members.mesh import Mesh, listening, where_of
+from penstock.members.words import Welcome, Where
+from penstock.runtime.stop import Stopped
 from penstock.training import elastically, ending, lock
 from penstock.training.addresses import Addresses, write_addresses
 from penstock.training.chronicle import ENDED
 from penstock.training.ending import stop_run, tell_members, why_over
-from penstock.training.listener import SILENT
-from penstock.training.stop import Stopped
 
 TOKEN = b"token"
 ELSEWHERE = {"pid": 1, "host": "elsewhere", "started": "today"}

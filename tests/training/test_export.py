@@ -9,14 +9,14 @@ from safetensors.torch import load_file
 from torch import nn
 
 import penstock as ps
+from penstock.checkpoints import checkpoint
+from penstock.choose.imported import beginning_with
 from penstock.errors import CheckpointError, JobError
 from penstock.job import Job
 from penstock.plan import plan_by_hand
-from penstock.runtime import checkpoint
-from penstock.runtime.named import take_extra
-from penstock.runtime.values import put_value
+from penstock.state.named import take_extra
+from penstock.state.values import put_value
 from penstock.training.export import chosen, save_pretrained, save_state, trained
-from penstock.training.imported import beginning_with
 from tests.examples.test_hf import job_of
 from tests.parity.training import Run, train
 

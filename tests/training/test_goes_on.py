@@ -11,13 +11,13 @@ from torch import nn
 
 import penstock as ps
 from penstock.errors import JobError, PlanError
+from penstock.examine.examine import Examined
 from penstock.graph.batch import Division, key_of
 from penstock.graph.merge import merged
 from penstock.graph.trace import capture
+from penstock.processes.child import in_a_fork
 from penstock.runtime.autopsy import by_the_data
-from penstock.runtime.child import in_a_fork
 from penstock.runtime.finite import NotFinite, NotFiniteError, check_loss
-from penstock.training.examine import Examined
 from penstock.training.saved import keep_job, kept_micro_batches
 from penstock.training.session import Session
 from tests.cli import mlp

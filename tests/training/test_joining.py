@@ -8,11 +8,11 @@ import torch
 from safetensors.torch import save_file
 
 import penstock as ps
+from penstock.listener import SILENT
 from penstock.runtime.worker import Task
 from penstock.training import elastically, joining, until
 from penstock.training.addresses import addresses_in, write_addresses
 from penstock.training.elastic import ElasticRun
-from penstock.training.listener import SILENT
 from penstock.training.saved import kept_job
 from tests.cli import mlp
 

@@ -2,12 +2,12 @@
 
 import pytest
 
+from penstock.choose import prepare
 from penstock.cluster import Cluster, Link
 from penstock.device import Device
 from penstock.files import cache_folder
+from penstock.listener import SILENT
 from penstock.profile.store import keep_link
-from penstock.training import prepare
-from penstock.training.listener import SILENT
 
 
 @pytest.fixture

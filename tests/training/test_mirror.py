@@ -19,11 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
+from penstock.checkpoints import checkpoint, folders
+from penstock.checkpoints.folders import Keep
 from penstock.errors import CheckpointError, PlanError
-from penstock.runtime import checkpoint, folders
-from penstock.runtime.folders import Keep
+from penstock.listener import SILENT
 from penstock.training import mirror
-from penstock.training.listener import SILENT
 from penstock.training.mirror import (
     copied,
     fetched,

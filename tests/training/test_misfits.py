@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 import penstock as ps
+from penstock.checkpoints import checkpoint
 from penstock.errors import AloneError, BatchMisfitError, RankMisfitError
+from penstock.examine.examine import Examined
 from penstock.graph.trace import capture
 from penstock.job import Job
-from penstock.runtime import checkpoint
-from penstock.training.examine import Examined
+from penstock.pilot.phases import TrainedPhase, UntilFile
 from penstock.training.misfits import go_on_alone, go_on_unplanned
-from penstock.training.phases import TrainedPhase, UntilFile
 from tests.runtime.as_torchrun import as_torchrun
 
 LATE = 41  # number of the first one that is unlike; four are a step, and two steps are proved

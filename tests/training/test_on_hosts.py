@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from penstock.elastic.mesh import listening, where_of
+from penstock.checkpoints.control import LocalBoard
 from penstock.errors import PlanError, RunError
-from penstock.runtime.control import LocalBoard
+from penstock.listener import SILENT
+from penstock.members.mesh import listening, where_of
+from penstock.runtime.stop import Stopped
 from penstock.training import elastically
 from penstock.training.addresses import Addresses, write_addresses
 from penstock.training.chronicle import ENDED
 from penstock.training.elastically import wait_for_end
-from penstock.training.listener import SILENT
 from penstock.training.on_hosts import _digest, known_in, noticing
-from penstock.training.stop import Stopped
 
 
 @pytest.mark.parametrize(("siblings", "noticed"), [(1, True), (10**6, False)])

@@ -18,8 +18,8 @@ from penstock.cli.train import _check_validated
 from penstock.errors import JobError
 from penstock.graph.sums import sums_over_batch
 from penstock.graph.trace import capture
+from penstock.listener import SILENT
 from penstock.runtime.validate import EndlessError, most_of, validated
-from penstock.training.listener import SILENT
 from penstock.training.outset import (
     check_validation,
     noticing,

@@ -7,9 +7,9 @@ import pytest
 
 from penstock.errors import JobError
 from penstock.fleet.policy_file import PolicyFile
+from penstock.pilot.wanted import ELSEWHERE, POLICY
 from penstock.training import own
 from penstock.training.saved import check_policy, is_own, job_to_run, keep_job, kept_job
-from penstock.training.wanted import ELSEWHERE, POLICY
 
 
 @pytest.fixture(autouse=True)

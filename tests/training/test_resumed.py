@@ -11,8 +11,8 @@ from torch.optim import SGD
 
 import penstock as ps
 from penstock.errors import JobError, PlanError
+from penstock.examine.examine import examine
 from penstock.job import Job
-from penstock.training.examine import examine
 from penstock.training.resumed import check_resumed, forgotten
 
 

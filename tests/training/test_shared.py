@@ -13,14 +13,15 @@ import torch
 from torch import Tensor
 
 import penstock as ps
+from penstock.checkpoints import checkpoint
+from penstock.pilot import replan
+from penstock.pilot.replan import Replanner
+from penstock.pilot.replans import Replan, replanned, replans_in, words_of
 from penstock.plan import Plan
-from penstock.runtime import checkpoint, sampler
+from penstock.runtime import sampler
 from penstock.runtime.rank import Rank
 from penstock.runtime.sampler import Sampler
-from penstock.training import replan
-from penstock.training.replan import Replanner
-from penstock.training.replans import Replan, replanned, replans_in, words_of
-from tests.training.test_replan import JOB, batches, model
+from tests.pilot.test_replan import JOB, batches, model
 
 MICRO_BATCHES, STEPS = 8, 140
 

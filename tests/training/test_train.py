@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import penstock as ps
+from penstock.choose.choose import Choice, found_in_units, in_units
 from penstock.cluster import Link
 from penstock.errors import PlanError
 from penstock.plan import Decision, plan_by_hand
 from penstock.search import Fixed
 from penstock.search.judge import Judge
-from penstock.training.choose import Choice, found_in_units, in_units
 from tests.cli.training import small
 from tests.search.chains import chain, cluster_of, profile_of
 

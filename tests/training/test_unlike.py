@@ -11,11 +11,11 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_sequence
 
 from penstock.errors import GraphError
+from penstock.examine.examine import examine
 from penstock.graph.trace import capture
 from penstock.job import Job
-from penstock.training.examine import examine
-from penstock.training.plain import Plain
-from penstock.training.prove import prove_eager
+from penstock.prove.plain import Plain
+from penstock.prove.prove import prove_eager
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:.*nested tensors")
 Make = Callable[[int, Generator], Any]

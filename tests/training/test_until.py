@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 import penstock as ps
+from penstock.checkpoints import checkpoint
 from penstock.errors import PlanError
+from penstock.pilot.goal import Goal, GoalWatch
+from penstock.pilot.phases import TrainedPhase, UntilFile, until_in, words_of_phases
 from penstock.profile.noise import gain
-from penstock.runtime import checkpoint
+from penstock.runtime.stop import Stopped
 from penstock.training import until
-from penstock.training.goal import Goal, GoalWatch
-from penstock.training.phases import TrainedPhase, UntilFile, until_in, words_of_phases
-from penstock.training.stop import Stopped
 from penstock.training.until import UntilRun, first_pairs, grid_of
 from tests.draws import examples
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.training.listener import SILENT, Listener, Row, SaysOnly
+from penstock.listener import SILENT, Listener, Row, SaysOnly
 from penstock.training.train import _heard_by
 from penstock.training.view import TERMINAL, step_words
 

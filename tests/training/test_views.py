@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from penstock.graph.trace import capture
 from penstock.job import Job
-from penstock.training.plain import Plain
-from penstock.training.prove import Planned, prove, prove_eager
+from penstock.prove.plain import Plain
+from penstock.prove.prove import Planned, prove, prove_eager
 from tests.parity.models import plan_of
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from penstock.elastic.words import Where
 from penstock.errors import RunError
+from penstock.members.words import Where
 from penstock.training import rendezvous, vigil
 from penstock.training.rendezvous import Rendezvous
 from penstock.training.vigil import Vigil

@@ -11,8 +11,8 @@ from penstock.files import Json
 from penstock.units import GB, format_seconds
 
 if TYPE_CHECKING:
-    from penstock.runtime.calibrate import Calibrated
-    from penstock.runtime.links import Probe
+    from penstock.gauge.calibrate import Calibrated
+    from penstock.gauge.links import Probe
 
 _BILLIONS = {"FLOP/s": "GFLOP/s", "bytes/s": "GB/s"}
 _BUDGET_S = 40.0  # of computing; links take the rest of a minute
@@ -25,7 +25,7 @@ def calibrate(out: Path | None, *, as_json: bool) -> None:
     """
     import torch
 
-    from penstock.runtime.calibrate import calibrated
+    from penstock.gauge.calibrate import calibrated
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as a rank computes
@@ -47,7 +47,7 @@ def calibrate(out: Path | None, *, as_json: bool) -> None:
 def _link() -> "Probe | None":
     """Return the link between two ranks of this host; None where one device is all there is."""
     from penstock.device import here
-    from penstock.runtime.links import probe_here
+    from penstock.gauge.links import probe_here
 
     if not here().can_fork:
         return None

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 from rich.table import Table
 
+from penstock.choose import ask, prepare
 from penstock.cli import face
 from penstock.cli.options import asked, taking
 from penstock.errors import GraphError, PlanError
@@ -21,11 +22,11 @@ from penstock.rules.ruled import ruled, slices_asked
 from penstock.schedule.grid import evenly
 from penstock.schedule.recipe import AnySchedule, built, name_of
 from penstock.schedule.schedule import Schedule
-from penstock.training import ask, prepare, view
+from penstock.training import view
 from penstock.training.options import Options, flag_of
 
 if TYPE_CHECKING:
-    from penstock.training.proof import Proof
+    from penstock.prove.proof import Proof
 
 _IN_PLANS = "stages", "tensor", "offload", "post_validation"
 
@@ -120,13 +121,13 @@ def _checked(
     """Return how steps of the plan compare with those of the plain loop of the author's job."""
     import torch
 
+    from penstock.choose.choose import for_plan
     from penstock.device import here
     from penstock.graph.split import split
     from penstock.graph.tensor.choose import by_tensor
     from penstock.graph.trace import capture
+    from penstock.prove.prove import Planned, prove, steps_to_prove
     from penstock.runtime.launch import run_processes, run_threads
-    from penstock.training.choose import for_plan
-    from penstock.training.prove import Planned, prove, steps_to_prove
 
     torch.set_num_threads(1)
     with face.busy("tracing"):

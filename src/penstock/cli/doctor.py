@@ -163,7 +163,7 @@ def _machine() -> Iterator[Finding]:
 def _compiler() -> Iterator[Finding]:
     if "torch" not in sys.modules:
         return
-    from penstock.training.fuse import no_compiler
+    from penstock.choose.fuse import no_compiler
 
     if why := no_compiler():
         hint = "install g++, or set CXX: a long run of small ops would be compiled, if that pays"
@@ -182,7 +182,7 @@ def _transports() -> Iterator[Finding]:
         return
     import torch.distributed as dist
 
-    from penstock.runtime.transport.shared_memory import available
+    from penstock.transport.shared_memory import available
 
     shared, why = available()
     hint = "messages take gloo instead, which costs several times more each"

@@ -67,8 +67,8 @@ def diff(
 
 
 def _show(found: "SeenPlan", rows: "list[ExplainedDecision]") -> None:
-    from penstock.training.phases import words_of_phases
-    from penstock.training.replans import words_of
+    from penstock.pilot.phases import words_of_phases
+    from penstock.pilot.replans import words_of
 
     face.show(f"{str(found.plan).splitlines()[0]}\n")
     for row in rows:

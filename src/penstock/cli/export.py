@@ -34,7 +34,7 @@ def export(
 
     Example: penstock export runs/gpt --to model.safetensors
     """
-    from penstock.runtime.checkpoint import load
+    from penstock.checkpoints.checkpoint import load
     from penstock.training.export import chosen, save_pretrained, save_state, trained, with_averages
 
     is_file = _check_form(to)

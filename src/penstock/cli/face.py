@@ -21,8 +21,8 @@ import typer
 from penstock import terminal
 from penstock.errors import GraphError, JobError, PenstockError, PlanError, ProgramError, RunError
 from penstock.files import Json, finite
+from penstock.runtime.stop import Stopped
 from penstock.terminal import console, say
-from penstock.training.stop import Stopped
 
 Yes = Annotated[bool, typer.Option("--yes", help="Run what the folder names, whoever wrote it.")]
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130

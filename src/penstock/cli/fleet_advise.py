@@ -199,12 +199,13 @@ class PlannedOnHosts(NamedTuple):
 
 def planned(text: str, path: Path) -> PlannedOnHosts:
     """Return what the best plans on 1, 2, 4, ... and all hosts of a cluster tell of a job."""
+    from penstock.choose import prepare
+    from penstock.choose.choose import Machines, SearchAim, best
     from penstock.cluster.cluster import Cluster
     from penstock.fleet.work import Speed
+    from penstock.pilot.losses import survives
     from penstock.search.shapes import Fixed
-    from penstock.training import prepare, view
-    from penstock.training.choose import Machines, SearchAim, best
-    from penstock.training.losses import survives
+    from penstock.training import view
 
     whole = Cluster.load(path)
     counts = {2**k for k in range(7) if 2**k < len(whole.hosts)} | {len(whole.hosts)}

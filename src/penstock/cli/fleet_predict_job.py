@@ -86,10 +86,10 @@ def of_job(what: str, fit: Sequence[Path], asked: JobFlags, *, as_json: bool) ->
 
 def _work(what: str) -> "tuple[str, StepWork, int]":
     """Return the name of a job, what a micro-batch of it takes, and the bytes of its weights."""
+    from penstock.choose import prepare
     from penstock.fleet.measurement import StepWork
     from penstock.job import load_job
     from penstock.profile.roofline import works_of
-    from penstock.training import prepare
 
     with face.only_results():
         graph = prepare.traced(load_job(what), view.TERMINAL).graph

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from penstock.choose import prepare
 from penstock.cli import face
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.order import placed
@@ -13,7 +14,7 @@ from penstock.errors import ClusterError, RunError
 from penstock.files import Json
 from penstock.job import Job, load_job
 from penstock.search.inference import Streamed, best_stream, even_stream
-from penstock.training import prepare, view
+from penstock.training import view
 from penstock.units import format_seconds
 
 if TYPE_CHECKING:

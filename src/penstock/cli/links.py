@@ -22,9 +22,9 @@ from penstock.files import Json
 from penstock.units import GB, format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from penstock.runtime.benchmark import Benchmark
-    from penstock.runtime.hosts import Compared, Survey
-    from penstock.runtime.links import Probe
+    from penstock.gauge.benchmark import Benchmark
+    from penstock.gauge.hosts import Compared, Survey
+    from penstock.gauge.links import Probe
 
 
 def links(out: Path | None, region: str, *, as_json: bool) -> None:
@@ -35,7 +35,7 @@ def links(out: Path | None, region: str, *, as_json: bool) -> None:
     import torch
 
     from penstock.device import here
-    from penstock.runtime.hosts import measured_kinds
+    from penstock.gauge.hosts import measured_kinds
     from penstock.runtime.launch import under_torchrun
 
     if not (here().can_fork or under_torchrun()):
@@ -66,9 +66,9 @@ def _start_ranks() -> NoReturn:
 
 
 def _of_this_host(region: str) -> "Survey":
-    from penstock.runtime.benchmark import benchmark
-    from penstock.runtime.hosts import Survey
-    from penstock.runtime.links import probe_here
+    from penstock.gauge.benchmark import benchmark
+    from penstock.gauge.hosts import Survey
+    from penstock.gauge.links import probe_here
 
     with face.busy("measuring the link between two ranks"):
         found, computes = probe_here(), benchmark()
@@ -79,7 +79,7 @@ def _of_this_host(region: str) -> "Survey":
 
 def _of_torchrun(region: str) -> "Survey | None":
     """Return what all ranks have found, on rank 0."""
-    from penstock.runtime.hosts import seat_here, survey
+    from penstock.gauge.hosts import seat_here, survey
     from penstock.runtime.launch import join_torchrun, torchrun_store, under
     from penstock.training.rendezvous import Rendezvous
 

@@ -8,6 +8,17 @@ from typing import Annotated
 import typer
 
 from penstock import taken
+from penstock.choose import ask, prepare
+from penstock.choose.choose import (
+    Machines,
+    SearchAim,
+    Searched,
+    best,
+    decided,
+    found_in_units,
+)
+from penstock.choose.degrees import degree_asked
+from penstock.choose.settle import CheckOptions
 from penstock.cli import face
 from penstock.cli.options import asked, taking
 from penstock.errors import PlanError
@@ -20,18 +31,8 @@ from penstock.search.candidate import Candidate, Objective
 from penstock.search.reasons import wire_words
 from penstock.search.shapes import Fixed
 from penstock.search.whole import whole_stages
-from penstock.training import ask, prepare, saved, view
-from penstock.training.choose import (
-    Machines,
-    SearchAim,
-    Searched,
-    best,
-    decided,
-    found_in_units,
-)
-from penstock.training.degrees import degree_asked
+from penstock.training import saved, view
 from penstock.training.options import Options
-from penstock.training.settle import CheckOptions
 from penstock.units import format_bytes, format_seconds
 
 _MOST_SHOWN = 10  # plans of the front, unless they differ by more than
@@ -77,7 +78,7 @@ def _planned(
     job: str, options: Options, fixed: Fixed, aim: SearchAim
 ) -> tuple[Plan, Searched, saved.Basis]:
     """Return the plan, all that was found, and what the plan rests on."""
-    from penstock.training.elsewhere import Looking, planning
+    from penstock.choose.elsewhere import Looking, planning
 
     room, units = ask.memory_asked(options.get("memory")), options.get("units")
     cut = ask.units_asked(None if units is None else str(units))
@@ -85,7 +86,7 @@ def _planned(
     loaded = prepare.loaded(job, fixed.rules, view.TERMINAL, fixed.sums).job
     ask.check_fits(fixed.schedule, loaded, post_validation=fixed.post_validation)
     if file is None:
-        from penstock.training.possible import check_soon
+        from penstock.choose.possible import check_soon
 
         check_soon(loaded, fixed, view.TERMINAL)
     there = prepare.machines(file, fixed.ranks, view.TERMINAL)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 
 import typer
 
+from penstock.choose.ask import schedule_asked
 from penstock.cli import face
 from penstock.cluster.cluster import Cluster
 from penstock.errors import PlanError, ProfileError, ScheduleError, TimelineError
@@ -18,7 +19,6 @@ from penstock.schedule.recipe import AnySchedule, name_of, trains
 from penstock.timeline.breakdown import PARTS, breakdown_from_json
 from penstock.timeline.timeline import Timeline, step_s
 from penstock.training import saved
-from penstock.training.ask import schedule_asked
 from penstock.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from penstock.choose.ask import schedule_asked
 from penstock.cli import face
 from penstock.cli import find as finding
 from penstock.errors import ScheduleError
@@ -34,7 +35,6 @@ from penstock.schedule.weight_rule import versions
 from penstock.timeline.draw import draw
 from penstock.timeline.svg import svg_of
 from penstock.timeline.timeline import Timeline
-from penstock.training.ask import schedule_asked
 
 UNIT_S = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0, "U": 0.0}
 UNITS = "F, I and W take 1 s, B takes 2 s, updates and links nothing; equal stages"

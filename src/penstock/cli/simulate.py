@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.choose import prepare
+from penstock.choose.choose import for_plan
 from penstock.cli import face
 from penstock.errors import ClusterError, ProfileError
 from penstock.files import Json
@@ -14,8 +16,7 @@ from penstock.job import load_job
 from penstock.plan.plan import Plan
 from penstock.timeline.draw import draw
 from penstock.timeline.timeline import Timeline, busy_s, num_steps, step_s
-from penstock.training import prepare, saved, view
-from penstock.training.choose import for_plan
+from penstock.training import saved, view
 from penstock.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def _basis(path: Path, plan: Plan, job: str | None, cluster: Path | None) -> sav
         if cluster is None:
             return basis
         return basis._replace(cluster=prepare.machines(cluster, None, view.TERMINAL))
-    from penstock.training.elsewhere import traced_for
+    from penstock.choose.elsewhere import traced_for
 
     with face.only_results():
         there = prepare.machines(cluster, None if cluster else plan.total_ranks, view.TERMINAL)

@@ -19,7 +19,7 @@ def stop(
     Example: penstock stop runs/gpt
     """
     face.check_folder(folder)
-    from penstock.runtime.checkpoint import steps_in
+    from penstock.checkpoints.checkpoint import steps_in
     from penstock.training.ending import stop_run
 
     if not stop_run(folder, limit, face.say):

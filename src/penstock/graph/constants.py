@@ -13,7 +13,7 @@ caches       what the step computes and somebody keeps (an lru_cache, a dict, a 
 A generator that the model holds, or that has drawn before, goes on from one step to the next: it
 is refused.
 
-Ignores:  one that a closure or a global holds, and that has not drawn yet (`training/impure` sees
+Ignores:  one that a closure or a global holds, and that has not drawn yet (`examine/impure` sees
           that it goes on).
 """
 

@@ -6,7 +6,7 @@ which of its arguments it is linear, and which others then have to be constants:
 that a step does not change.  What has no rule, and a rule whose others depend on the batch or on
 weights (a mask, a share by a count), leaves nothing but the order.
 
-Ignores:  what L is: it has to be found by trying (runtime/buffers.py).
+Ignores:  what L is: it has to be found by trying (state/laws/buffers.py).
 """
 
 import operator

@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias, cast, final
 
+from penstock.checkpoints.folders import complete, step_of
 from penstock.errors import ReportError
 from penstock.files import Json, json_object, read_json
 from penstock.plan.plan import Plan
 from penstock.report.inputs import DAMAGED, Generation, Inputs, Pair, inputs_of
-from penstock.runtime.folders import complete, step_of
 from penstock.typed import damage, typed
 
 State: TypeAlias = Literal["running", "ended", "stopped"]

@@ -25,19 +25,19 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from penstock import _compat
+from penstock.checkpoints.folders import folder_of
+from penstock.checkpoints.part_file import header_of
+from penstock.checkpoints.snapshot import bytes_of, described
 from penstock.errors import CheckpointError
 from penstock.files import read_json
 from penstock.graph.stages import Stages
 from penstock.program.program import Program
 from penstock.runtime.calls import StepResult
 from penstock.runtime.digest import digest_of
-from penstock.runtime.folders import folder_of
-from penstock.runtime.part_file import header_of
 from penstock.runtime.rank import Rank
-from penstock.runtime.snapshot import bytes_of, described
-from penstock.runtime.transport.transport import Transport
-from penstock.runtime.weights import StageWeights
 from penstock.schedule.weight_rule import SYNCHRONOUS
+from penstock.state.weights import StageWeights
+from penstock.transport.transport import Transport
 
 State = tuple[Mapping[str, Tensor], Mapping[str, object]]  # tensors and plain values by key
 _NOTHING: State = {}, {}

@@ -42,9 +42,9 @@ from penstock.runtime.lane import Awaited
 from penstock.runtime.moves import Moves
 from penstock.runtime.post_validation import Provisional, Validation, known_before
 from penstock.runtime.sums import LocalStages, sum_calls, tell_call, update_call
-from penstock.runtime.versions import ParkedGradients, Read, VersionSlots
 from penstock.schedule.schedule import Action, Kind
 from penstock.schedule.weight_rule import SYNCHRONOUS
+from penstock.state.versions import ParkedGradients, Read, VersionSlots
 
 if TYPE_CHECKING:
     from penstock.runtime.rank import Rank

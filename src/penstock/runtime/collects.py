@@ -16,7 +16,7 @@ from penstock.runtime.calls import Call
 
 if TYPE_CHECKING:
     from penstock.runtime.rank import Rank
-    from penstock.runtime.weights import StageWeights
+    from penstock.state.weights import StageWeights
 
 
 def own_capture(capture: Capture, program: Program, rank: int) -> Capture:

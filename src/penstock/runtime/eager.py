@@ -23,6 +23,9 @@ from torch.nn.utils import clip_grad_norm_
 
 from penstock.batches.in_order import InOrder
 from penstock.batches.reads import ReadNumbers
+from penstock.checkpoints import checkpoint
+from penstock.checkpoints.control import Board, Control, Do
+from penstock.checkpoints.saver import SavePolicy, Saver, Saves, State, saving
 from penstock.device import here
 from penstock.errors import AloneError, CheckpointError, JobError, PenstockError
 from penstock.graph.code import SeededRandom, micro_batch_seed
@@ -34,12 +37,8 @@ from penstock.graph.trace import build_model, loss_and_figures, newest_beside
 from penstock.graph.waiting import nearby
 from penstock.heap import keep_freed_memory
 from penstock.job import Job
-from penstock.runtime import checkpoint
 from penstock.runtime.audited import Audits, StepKeeper, WatchedOptimizer
-from penstock.runtime.buffers import Laws, buffer_laws
 from penstock.runtime.calls import Bound, StepResult
-from penstock.runtime.carried import Carried, in_order
-from penstock.runtime.control import Board, Control, Do
 from penstock.runtime.digest import digest_of
 from penstock.runtime.finite import (
     all_finite,
@@ -49,9 +48,15 @@ from penstock.runtime.finite import (
     leaving,
     refuse_norm,
 )
-from penstock.runtime.loss_scale import LEAST, LossScale
 from penstock.runtime.meter import Meter
-from penstock.runtime.named import (
+from penstock.runtime.reader import Reader, ReadOrder
+from penstock.runtime.validate import is_out_of_patience, lent, validate, weights_of
+from penstock.runtime.worker import RankResult, Report, is_due, is_validated
+from penstock.state.carried import Carried, in_order
+from penstock.state.laws.buffers import Laws, buffer_laws
+from penstock.state.laws.norms import ALONE, as_often
+from penstock.state.loss_scale import LEAST, LossScale
+from penstock.state.named import (
     chance,
     is_moved,
     put_chance,
@@ -60,17 +65,12 @@ from penstock.runtime.named import (
     take_chance,
     take_named,
 )
-from penstock.runtime.narrow_sums import sum_over
-from penstock.runtime.norms import ALONE, as_often
-from penstock.runtime.optimizer import Optimizers, eager_updates
-from penstock.runtime.reader import Reader, ReadOrder
-from penstock.runtime.saver import SavePolicy, Saver, Saves, State, saving
-from penstock.runtime.transport.transport import Transport
-from penstock.runtime.validate import is_out_of_patience, lent, validate, weights_of
-from penstock.runtime.weights import load_model as load_model
-from penstock.runtime.worker import RankResult, Report, is_due, is_validated
+from penstock.state.optimizer.optimizer import Optimizers, eager_updates
+from penstock.state.weights import load_model as load_model
 from penstock.sums import sums_way
 from penstock.timeline.spans import LANES, Span
+from penstock.transport.narrow_sums import sum_over
+from penstock.transport.transport import Transport
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from penstock.errors import CheckpointError, RunError
 from penstock.files import read_json, write_text
-from penstock.runtime.transport.transport import Transport, TransportError
+from penstock.transport.transport import Transport, TransportError
 from penstock.typed import damage, typed
 
 _PATIENCE_S = 20.0  # for which the others are waited for

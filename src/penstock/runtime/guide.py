@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from penstock.runtime.sampler import Sampler
-    from penstock.runtime.transport.transport import Transport
     from penstock.runtime.worker import Task
+    from penstock.transport.transport import Transport
 
 
 class Guide(Protocol):

@@ -30,8 +30,8 @@ from penstock.runtime.launch import Launcher
 from penstock.runtime.rank import Rank
 from penstock.runtime.rank_terms import RankTerms
 from penstock.runtime.run import Steps
-from penstock.runtime.transport.transport import Transport
 from penstock.runtime.worker import RankResult, Report
+from penstock.transport.transport import Transport
 
 WARM_UP = 3  # of so many parts of a stream, one is not timed
 

@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 import torch
 
 from penstock.device import Device, of
+from penstock.processes.child import join
 from penstock.program.instructions import How
 from penstock.program.program import Program, Reduce, Update
 from penstock.runtime.calls import Bound, Call
-from penstock.runtime.child import join
 from penstock.timeline.spans import SpanKind
 
 if TYPE_CHECKING:

@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 
 from penstock import _compat
+from penstock.checkpoints.saver import Saves
 from penstock.device import here
 from penstock.errors import (
     AloneError,
@@ -36,24 +37,23 @@ from penstock.errors import (
     RunError,
 )
 from penstock.job import exit_words
+from penstock.processes.child import die_with, join, let_children_die_with_this
+from penstock.processes.inherited import be_as_plain
+from penstock.processes.spared import spare
+from penstock.processes.stuck import StuckWatch
 from penstock.profile.noise import NoiseTold
 from penstock.runtime.calls import StepResult
-from penstock.runtime.child import die_with, join, let_children_die_with_this
 from penstock.runtime.finite import NotFiniteError
-from penstock.runtime.inherited import be_as_plain
 from penstock.runtime.left_steps import has_left
 from penstock.runtime.sampler import Samples
-from penstock.runtime.saver import Saves
-from penstock.runtime.spared import spare
-from penstock.runtime.stuck import StuckWatch
-from penstock.runtime.transport.groups import world_of
-from penstock.runtime.transport.shared_memory import SharedMemoryTransport, available
-from penstock.runtime.transport.threads import thread_transports
-from penstock.runtime.transport.torch_distributed import TorchDistributedTransport
-from penstock.runtime.transport.transport import Transport, TransportError
 from penstock.runtime.worker import RankResult, Report
 from penstock.timeline.spans import Held, Span
 from penstock.timeline.spent import Spent
+from penstock.transport.groups import world_of
+from penstock.transport.shared_memory import SharedMemoryTransport, available
+from penstock.transport.threads import thread_transports
+from penstock.transport.torch_distributed import TorchDistributedTransport
+from penstock.transport.transport import Transport, TransportError
 from penstock.typed import typed
 
 _CONNECT_S = 600.0  # for which ranks of torchrun may take until all are connected

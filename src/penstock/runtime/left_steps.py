@@ -20,13 +20,13 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from penstock.checkpoints import checkpoint, folders
+from penstock.checkpoints.saver import State
 from penstock.errors import AloneError, BatchMisfitError, CheckpointError
 from penstock.files import read_json, write_text
-from penstock.runtime import checkpoint, folders
 from penstock.runtime.finite import NotFiniteError
 from penstock.runtime.rank import Rank
-from penstock.runtime.saver import State
-from penstock.runtime.transport.transport import TransportError
+from penstock.transport.transport import TransportError
 
 # The run goes on in another way from an older state, or what ranks hold is not to be kept.
 NOT_LEFT = NotFiniteError, CheckpointError, AloneError, BatchMisfitError

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.runtime.calls import Bound
-from penstock.runtime.transport.transport import Transport
 from penstock.timeline.breakdown import Part
 from penstock.timeline.spent import Meetings, Sent, Spent, Taken
+from penstock.transport.transport import Transport
 
 Key = tuple[str, tuple[int, ...]]  # what a call is for, and of a sum the ranks that take part
 Marks = Sequence[float]

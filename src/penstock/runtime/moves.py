@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from penstock.device import Device, of
 from penstock.program.program import BeginOffload, BeginReload, Offload, Reload
 from penstock.runtime.calls import Bound, Call
-from penstock.runtime.copies import Move
 from penstock.runtime.lane import Begun, Lane, Queued
 from penstock.schedule.schedule import Action
+from penstock.state.copies import Move
 
 if TYPE_CHECKING:
     from penstock.runtime.rank import Rank

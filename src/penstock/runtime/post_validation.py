@@ -31,7 +31,7 @@ from penstock.program.program import Program, Reduce
 from penstock.program.provisional import provisional_ends, sent_until
 from penstock.runtime.calls import Bound
 from penstock.runtime.sums import GlobalNorm, LocalStages
-from penstock.runtime.transport.transport import TensorSpec
+from penstock.transport.transport import TensorSpec
 
 if TYPE_CHECKING:
     from penstock.runtime.rank import Rank

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from penstock.batches.reads import ReadNumbers
 from penstock.bits import AS_IT_IS
+from penstock.checkpoints.checkpoint import Checkpoint, putting_back
 from penstock.device import here, of
 from penstock.errors import RunError
 from penstock.graph.code import Function, micro_batch_seed
@@ -32,24 +33,23 @@ from penstock.runtime.calls import Bound as Bound
 from penstock.runtime.calls import Call
 from penstock.runtime.calls import Progress as Progress
 from penstock.runtime.calls import StepResult as StepResult
-from penstock.runtime.carried import Carried
-from penstock.runtime.checkpoint import Checkpoint, putting_back
-from penstock.runtime.copies import FarFrames
 from penstock.runtime.finite import check_loss, refuse_norm
 from penstock.runtime.lane import Lane
-from penstock.runtime.loss_scale import LossScale
-from penstock.runtime.named import take_named
 from penstock.runtime.noise import NoiseMeter
-from penstock.runtime.optimizer import optimizers_of
-from penstock.runtime.packing import Packing, packing_of
 from penstock.runtime.rank_terms import RankTerms
 from penstock.runtime.reader import Reader, ReadOrder
-from penstock.runtime.shards import Sharers, StageShard
-from penstock.runtime.transport.transport import Post, Send, Transport, Wait
-from penstock.runtime.weights import StageWeights
 from penstock.schedule.grid import Grid
 from penstock.schedule.orders import B
+from penstock.state.carried import Carried
+from penstock.state.copies import FarFrames
+from penstock.state.loss_scale import LossScale
+from penstock.state.named import take_named
+from penstock.state.optimizer.optimizer import optimizers_of
+from penstock.state.shards import Sharers, StageShard
+from penstock.state.weights import StageWeights
 from penstock.timeline.spans import LANES, Span
+from penstock.transport.packing import Packing, packing_of
+from penstock.transport.transport import Post, Send, Transport, Wait
 
 
 def _give_nothing(reduce: Reduce) -> None:

@@ -17,7 +17,7 @@ from penstock.batches.reads import ReadNumbers, read
 from penstock.errors import RunError
 from penstock.graph.contents import own_apart
 from penstock.job import Job
-from penstock.runtime.lost_readers import MOST, LostReaders, is_lost
+from penstock.processes.lost_readers import MOST, LostReaders, is_lost
 
 T = TypeVar("T")
 Take = Callable[[Any, torch.device], Any]

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from torch import Tensor
 
+from penstock.checkpoints import checkpoint
+from penstock.checkpoints.saver import Saves
 from penstock.errors import RunError
 from penstock.graph.code import function_of
 from penstock.graph.stages import Stages
@@ -22,12 +24,10 @@ from penstock.job import Job
 from penstock.profile.noise import NoiseTold
 from penstock.profile.profile import Profile
 from penstock.program.program import Program
-from penstock.runtime import checkpoint
 from penstock.runtime.emulate import sleeping
 from penstock.runtime.launch import Launcher, run_threads
 from penstock.runtime.rank import StepResult
 from penstock.runtime.sampler import Samples
-from penstock.runtime.saver import Saves
 from penstock.runtime.windows import Windows, repeated
 from penstock.runtime.worker import RankResult, Report, Task, work
 from penstock.timeline.breakdown import Breakdown

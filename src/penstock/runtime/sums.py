@@ -15,15 +15,15 @@ from penstock.graph.parts import word_of
 from penstock.program.program import Reduce
 from penstock.runtime.calls import Call, StepResult
 from penstock.runtime.collects import told_slices
-from penstock.runtime.held_back import HeldBack
 from penstock.runtime.lane import SumCalls
 from penstock.runtime.look import UnseenNorm, look
-from penstock.runtime.loss_scale import LEAST, LossScale
-from penstock.runtime.narrow_sums import sum_over
 from penstock.runtime.noise import squares
-from penstock.runtime.shards import StageShard
-from penstock.runtime.weights import StageWeights
+from penstock.state.held_back import HeldBack
+from penstock.state.loss_scale import LEAST, LossScale
+from penstock.state.shards import StageShard
+from penstock.state.weights import StageWeights
 from penstock.sums import sums_way
+from penstock.transport.narrow_sums import sum_over
 
 if TYPE_CHECKING:
     from penstock.runtime.rank import Rank

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from penstock._compat import pytree
 from penstock.batches.reads import Endless
 from penstock.best import best_of, out_of_patience, sets_of
+from penstock.checkpoints import checkpoint
 from penstock.device import here
 from penstock.errors import JobError, PenstockError
 from penstock.graph.batch import count
@@ -27,9 +28,8 @@ from penstock.graph.composed import averaged
 from penstock.graph.functional import where
 from penstock.graph.trace import computed_in, loss_and_figures, on_device
 from penstock.job import Batch, Job
-from penstock.runtime import checkpoint
 from penstock.runtime.means import Means
-from penstock.runtime.transport.transport import Transport
+from penstock.transport.transport import Transport
 from penstock.weighted import WeightedBatch, number_as_tensor, weight_of
 
 _ALIVE_S = 60.0  # after which ranks that wait are told that it goes on: torch gives up on silence

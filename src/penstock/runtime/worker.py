@@ -21,6 +21,10 @@ from torch import Tensor, nn
 
 from penstock import _compat
 from penstock._compat import MemoryEvent
+from penstock.checkpoints import checkpoint
+from penstock.checkpoints.control import Board, Control, Do
+from penstock.checkpoints.saver import SavePolicy, Saver, Saves, State, saving
+from penstock.checkpoints.saver import save as save
 from penstock.device import here, of
 from penstock.errors import RunError
 from penstock.files import cache_folder
@@ -30,39 +34,35 @@ from penstock.graph.stages import Segment, SegmentKind, Stages
 from penstock.graph.trace import Capture
 from penstock.heap import keep_freed_memory
 from penstock.job import Job
+from penstock.processes.short_of_memory import telling_what_is_held
 from penstock.profile.noise import EVERY, NoiseTold
 from penstock.program.codes import COMPUTE
 from penstock.program.program import Program
-from penstock.runtime import checkpoint
 from penstock.runtime.aside import bring_back, set_aside
 from penstock.runtime.audited import Audits, StepKeeper, keeper_of, law_of
-from penstock.runtime.buffers import BufferLaw
 from penstock.runtime.calls import Bound, StepResult
-from penstock.runtime.carried import Carries, carries_of
 from penstock.runtime.collects import only_slices, own_capture
-from penstock.runtime.control import Board, Control, Do
 from penstock.runtime.device_clock import MARKED, DeviceClock
 from penstock.runtime.finite import check_weights, forget, leaving
 from penstock.runtime.guide import Guide
 from penstock.runtime.lane import Begun, Queued
 from penstock.runtime.left_steps import leaving_steps
 from penstock.runtime.meter import Meter
-from penstock.runtime.named import put_named
 from penstock.runtime.rank import Rank
 from penstock.runtime.rank_terms import FunctionKey, RankTerms
 from penstock.runtime.sampler import Sampler, Samples
-from penstock.runtime.saver import SavePolicy, Saver, Saves, State, saving
-from penstock.runtime.saver import save as save
-from penstock.runtime.short_of_memory import telling_what_is_held
-from penstock.runtime.transport.shared_memory import host_key
-from penstock.runtime.transport.transport import Transport
 from penstock.runtime.validate import is_out_of_patience, validate, weights_of
-from penstock.runtime.weights import load_model
 from penstock.runtime.windows import Windows
 from penstock.schedule.orders import KINDS, Kind
+from penstock.state.carried import Carries, carries_of
+from penstock.state.laws.buffers import BufferLaw
+from penstock.state.named import put_named
+from penstock.state.weights import load_model
 from penstock.taken import Taken, counted
 from penstock.timeline.spans import Held, Span
 from penstock.timeline.spent import Spent
+from penstock.transport.shared_memory import host_key
+from penstock.transport.transport import Transport
 
 Report = Callable[[StepResult], None]
 _WINDOWS_KEPT = 32  # whose marks are kept, to choose a typical one from

@@ -12,15 +12,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock.elastic.words import Where
+from penstock.checkpoints.folders import Keep
+from penstock.choose.loading import JobTerms
+from penstock.choose.windows import CheckpointInterval
 from penstock.errors import RunError
 from penstock.files import read_json
+from penstock.members.words import Where
+from penstock.pilot.goal import Goal
 from penstock.plan.plan import Plan
 from penstock.profile.noise import EVERY as NOISE_EVERY
-from penstock.runtime.folders import Keep
-from penstock.training.goal import Goal
-from penstock.training.loading import JobTerms
-from penstock.training.windows import CheckpointInterval
 from penstock.typed import damage, typed
 
 ADDRESSES = "elastic.json"

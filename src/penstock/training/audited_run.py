@@ -14,30 +14,30 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
+from penstock.checkpoints import checkpoint
+from penstock.choose.unjoined import unjoined_choice
+from penstock.choose.update_memory import forgets
 from penstock.errors import AloneError, RunError
 from penstock.files import finite, write_text
 from penstock.plan.plan import Plan, is_asynchronous
-from penstock.runtime import checkpoint
-from penstock.runtime.audited import MOST_STEPS, Audits
-from penstock.schedule.recipe import trains
-from penstock.training.audit import (
+from penstock.prove.audit import (
     HIDDEN,
     auditing,
     back_to_audited,
     keep_audited,
     why_not,
 )
-from penstock.training.audit_pace import AuditBasis, used_s
-from penstock.training.audits import ALONE, KEPT, Audit, Audited, audit_rows
-from penstock.training.unjoined import unjoined_choice
-from penstock.training.update_memory import forgets
+from penstock.prove.audit_pace import AuditBasis, used_s
+from penstock.prove.audits import ALONE, KEPT, Audit, Audited, audit_rows
+from penstock.runtime.audited import MOST_STEPS, Audits
+from penstock.schedule.recipe import trains
 
 if TYPE_CHECKING:
-    from penstock.runtime.control import Board
-    from penstock.training.choose import Choice
+    from penstock.checkpoints.control import Board
+    from penstock.choose.choose import Choice
+    from penstock.examine.examine import Examined
+    from penstock.prove.judge import Case
     from penstock.training.chronicle import Stop
-    from penstock.training.examine import Examined
-    from penstock.training.judge import Case
     from penstock.training.results import Trained
     from penstock.training.session import Session
 
@@ -110,7 +110,7 @@ def audited_by_plan(
     session: "Session", choice: "Choice", board: "Board", first_step: int
 ) -> Generator[None]:
     """Audit a plan's run meanwhile."""
-    from penstock.training.prove import Planned, case_of
+    from penstock.prove.prove import Planned, case_of
 
     plan = choice.plan
     step_s = plan.predicted.step_s if plan.predicted else 0.0
@@ -132,8 +132,8 @@ def eagerly_audited(
 ) -> Generator[None]:
     """Audit eager replicas that run meanwhile; how long a step of theirs takes nobody knows."""
     from penstock.graph.trace import build_model
-    from penstock.training.judge import Case
-    from penstock.training.prove import owners_of_replicas
+    from penstock.prove.judge import Case
+    from penstock.prove.prove import owners_of_replicas
 
     if ranks == 1:
         session.was_audited(Audited(left_out=ALONE))
@@ -249,9 +249,9 @@ def gone_back_to_start(session: "Session") -> None:
 def is_right_eagerly(session: "Session", found: "Examined", audit: Audit) -> bool:
     """Return whether eager replicas make the step that differed as the plain loop does."""
     from penstock.cluster.cluster import Cluster
+    from penstock.prove.prove import prove_eager
     from penstock.runtime.eager import replicas_of
     from penstock.runtime.launch import run_processes
-    from penstock.training.prove import prove_eager
 
     most = session.fixed.ranks or Cluster.here().num_ranks
     ranks = replicas_of(session.job, most, found.laws)

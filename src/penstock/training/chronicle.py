@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, final
 
+from penstock.choose.choose import Choice
 from penstock.errors import RunError
 from penstock.files import append, finite, read_json, write_text
 from penstock.job import Job
+from penstock.listener import SILENT
+from penstock.pilot.goal import GoalWatch
 from penstock.runtime.calls import StepResult
-from penstock.training.choose import Choice
-from penstock.training.goal import GoalWatch
-from penstock.training.listener import SILENT
 from penstock.training.results import Trained, finished, read_back
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ def ended(folder: Path, choice: Callable[[], Choice]) -> "Trained | Stop | None"
 
 def _outcome(folder: Path, results: "list[RankResult]") -> "Outcome":
     """Return what a run gave whose ranks measured this."""
-    from penstock.runtime.checkpoint import latest, load
+    from penstock.checkpoints.checkpoint import latest, load
     from penstock.runtime.run import Steps, outcome_of
 
     steps = Steps(1)

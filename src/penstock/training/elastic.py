@@ -13,32 +13,20 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 import msgspec
 
-from penstock.elastic.member import START, RunEvent, RunSeen
-from penstock.elastic.mesh import Mesh
-from penstock.elastic.moving import missing_of
-from penstock.elastic.placing import placed, sizes_of
-from penstock.elastic.views import Left
-from penstock.elastic.words import Cursor, HeldTensor, View
+from penstock.checkpoints import checkpoint, folders
+from penstock.choose.agree import run_facts
+from penstock.choose.choose import Choice
 from penstock.errors import PlanError
 from penstock.files import add_line
 from penstock.graph.parts import key_in
-from penstock.plan.lower import lower_plan
-from penstock.plan.plan import Plan, Prediction, is_asynchronous
-from penstock.program.program import Program
-from penstock.runtime import checkpoint, folders
-from penstock.runtime.windows import repeated
-from penstock.schedule.recipe import name_of
-from penstock.schedule.recipe import words_of as words_of_schedule
-from penstock.search.judge import Judge
-from penstock.search.shifted import keeps_state, shifted
-from penstock.training.addresses import Addresses, RunTerms, job_digest, write_addresses
-from penstock.training.agree import run_facts
-from penstock.training.by_ranks import grown, job_at, save_cursors
-from penstock.training.choose import Choice
-from penstock.training.ending import why_over
-from penstock.training.events import EVENTS
-from penstock.training.lock import holder_of
-from penstock.training.losses import (
+from penstock.members.member import START, RunEvent, RunSeen
+from penstock.members.mesh import Mesh
+from penstock.members.moving import missing_of
+from penstock.members.placing import placed, sizes_of
+from penstock.members.views import Left
+from penstock.members.words import Cursor, HeldTensor, View
+from penstock.pilot.by_ranks import grown, job_at, save_cursors
+from penstock.pilot.losses import (
     MOVE_BYTES_PER_S,
     READY_S,
     PlanBasis,
@@ -47,13 +35,25 @@ from penstock.training.losses import (
     told_of,
     try_rerouted,
 )
-from penstock.training.replan import SHARE_WORTH
-from penstock.training.slowed import is_like, slowed
-from penstock.training.wanted import is_followed, is_to_leave
+from penstock.pilot.replan import SHARE_WORTH
+from penstock.pilot.slowed import is_like, slowed
+from penstock.pilot.wanted import is_followed, is_to_leave
+from penstock.plan.lower import lower_plan
+from penstock.plan.plan import Plan, Prediction, is_asynchronous
+from penstock.program.program import Program
+from penstock.runtime.windows import repeated
+from penstock.schedule.recipe import name_of
+from penstock.schedule.recipe import words_of as words_of_schedule
+from penstock.search.judge import Judge
+from penstock.search.shifted import keeps_state, shifted
+from penstock.training.addresses import Addresses, RunTerms, job_digest, write_addresses
+from penstock.training.ending import why_over
+from penstock.training.events import EVENTS
+from penstock.training.lock import holder_of
 
 if TYPE_CHECKING:
+    from penstock.pilot.following import Follower
     from penstock.runtime.worker import Task
-    from penstock.training.following import Follower
     from penstock.training.lock import Holder
 
 _WIDTH = {"float64": 8, "int64": 8, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "bool": 1}
@@ -423,7 +423,7 @@ def follower_in(folder: Path | None, steps: int) -> "Follower | None":
     """Return who asks the policy that a run follows; None where it follows none."""
     if folder is None or not is_followed(folder):
         return None
-    from penstock.training.following import Follower
+    from penstock.pilot.following import Follower
 
     return Follower(folder, steps)
 

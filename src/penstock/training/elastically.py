@@ -9,9 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.choose.choose import Choice, Joining, save
 from penstock.cluster.cluster import Cluster
-from penstock.elastic.inside import run_inside
-from penstock.elastic.launch import (
+from penstock.errors import RunError
+from penstock.listener import Listener
+from penstock.members.inside import run_inside
+from penstock.members.launch import (
     Here,
     NobodyLeftError,
     Places,
@@ -20,19 +23,19 @@ from penstock.elastic.launch import (
     Start,
     run_members,
 )
-from penstock.elastic.member import START
-from penstock.elastic.mesh import anybody_at
-from penstock.elastic.words import View
-from penstock.errors import RunError
+from penstock.members.member import START
+from penstock.members.mesh import anybody_at
+from penstock.members.words import View
+from penstock.pilot.by_ranks import cursors_in, plans_by_ranks
+from penstock.pilot.losses import PlanBasis, committing, plans_ahead
 from penstock.plan.plan import Plan
+from penstock.processes.child import can_fork
 from penstock.profile.kinds import load_profiles
 from penstock.runtime.calls import StepResult
-from penstock.runtime.child import can_fork
+from penstock.runtime.stop import Stopped, stopping
 from penstock.search.shapes import Fixed
 from penstock.training.addresses import RunTerms, addresses_in, write_addresses
 from penstock.training.audited_run import audited_by_plan, audits_of, with_audits
-from penstock.training.by_ranks import cursors_in, plans_by_ranks
-from penstock.training.choose import Choice, Joining, save
 from penstock.training.chronicle import (
     ENDED,
     Chronicle,
@@ -51,13 +54,10 @@ from penstock.training.elastic import (
 )
 from penstock.training.ending import tell_members
 from penstock.training.happened import Happenings
-from penstock.training.listener import Listener
-from penstock.training.losses import PlanBasis, committing, plans_ahead
 from penstock.training.results import Trained, explained
-from penstock.training.stop import Stopped, stopping
 
 if TYPE_CHECKING:
-    from penstock.runtime.control import Board
+    from penstock.checkpoints.control import Board
     from penstock.runtime.worker import Task
     from penstock.training.chronicle import Stop
     from penstock.training.session import Session
@@ -195,7 +195,7 @@ def _lived_here(
 
 def _going_on(session: "Session", run: ElasticRun) -> ElasticRun:
     """Return a run that was stopped as it goes on from its newest checkpoint."""
-    from penstock.runtime import checkpoint
+    from penstock.checkpoints import checkpoint
 
     (session.folder / ENDED).unlink()
     found = checkpoint.newest_whole(session.folder / "checkpoints", session.listener.say)
@@ -256,7 +256,7 @@ def lived(
     calls:    whether this process calls the job's writers, and what else hears of steps.
     Raises:   RunError: the job fails, or nobody is left.
     """
-    from penstock.runtime.checkpoint import discard
+    from penstock.checkpoints.checkpoint import discard
     from penstock.runtime.run import Steps
 
     samples, tokens, micro_batches, predicted = sizes(session.job, choice)
@@ -291,7 +291,7 @@ def lived(
 
 def _ended(session: "Session") -> "Trained | Stop | None":
     """Return how a run has ended, once no process writes for dead ranks; None: it has not."""
-    from penstock.runtime.folders import discard
+    from penstock.checkpoints.folders import discard
 
     found = ended(session.folder, session.followed)
     if found is not None:

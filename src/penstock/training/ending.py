@@ -12,9 +12,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from penstock.elastic.launch import ask_to_stop
-from penstock.elastic.mesh import anybody_at
 from penstock.errors import RunError
+from penstock.members.launch import ask_to_stop
+from penstock.members.mesh import anybody_at
 from penstock.training import lock
 from penstock.training.addresses import ADDRESSES, addresses_in
 from penstock.training.chronicle import ENDED

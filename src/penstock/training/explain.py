@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, cast
 
 from penstock.errors import ClusterError, PlanError, ProfileError, ScheduleError
 from penstock.files import Json, read_json
+from penstock.pilot.phases import UntilFile, figures_of, until_in
+from penstock.pilot.replans import replanned
 from penstock.plan.plan import Decision, Plan
 from penstock.plan.words import Words, value_of
 from penstock.schedule.recipe import Recipe, words_of
@@ -29,8 +31,6 @@ from penstock.timeline.breakdown import (
     breakdown_of,
 )
 from penstock.timeline.timeline import Timeline, num_steps
-from penstock.training.phases import UntilFile, figures_of, until_in
-from penstock.training.replans import replanned
 from penstock.training.saved import load_basis
 
 _PARTS: dict[str, tuple[Part, ...]] = {  # of a step, that a decision is about

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, final
 
+from penstock.listener import Listener, Row
 from penstock.training.events import EVENTS
-from penstock.training.listener import Listener, Row
 from penstock.units import format_seconds
 
 

@@ -6,7 +6,7 @@ from typing import final
 
 from penstock.errors import PlanError
 from penstock.job import Job
-from penstock.training.listener import Row
+from penstock.listener import Row
 from penstock.training.options import Options
 
 
@@ -43,7 +43,7 @@ class Hearing:
 
     def look(self) -> None:
         """Tell of checkpoints of this run that are complete now and were not before."""
-        from penstock.runtime.checkpoint import folder_of, steps_in
+        from penstock.checkpoints.checkpoint import folder_of, steps_in
 
         if self.on_checkpoint is None or self.folder is None or self._first < 0:
             return

@@ -15,16 +15,25 @@ from urllib.parse import urlsplit
 
 import torch
 
-from penstock.elastic.launch import NOBODY, Lived, Scribe, Start, introduced, join, newcomer
-from penstock.elastic.mesh import address_towards, anybody_at
-from penstock.elastic.words import Where
+from penstock.choose.choose import Choice, for_plan
+from penstock.choose.loading import loaded
+from penstock.choose.prepare import traced
 from penstock.errors import PenstockError, RunError
+from penstock.examine.same import check_joins, run_facts_of
 from penstock.files import read_bytes
+from penstock.gauge.hosts import place_key
 from penstock.job import Job
+from penstock.listener import SILENT, Listener
+from penstock.members.launch import NOBODY, Lived, Scribe, Start, introduced, join, newcomer
+from penstock.members.mesh import address_towards, anybody_at
+from penstock.members.words import Where
+from penstock.pilot.goal import REACHED, GoalWatch
+from penstock.pilot.phases import until_in
+from penstock.pilot.wanted import is_to_leave, pool_here
 from penstock.plan.plan import Plan
-from penstock.runtime.child import can_fork, outlive_parent
-from penstock.runtime.hosts import place_key
-from penstock.runtime.inherited import be_as_plain
+from penstock.processes.child import can_fork, outlive_parent
+from penstock.processes.inherited import be_as_plain
+from penstock.runtime.stop import stopping
 from penstock.script import as_started
 from penstock.search.shapes import Fixed
 from penstock.training.addresses import (
@@ -35,24 +44,15 @@ from penstock.training.addresses import (
     addresses_of,
     job_digest,
 )
-from penstock.training.choose import Choice, for_plan
 from penstock.training.chronicle import ENDED, Chronicle, RunAbout, sizes
 from penstock.training.elastic import ElasticRun, RunPilot
 from penstock.training.elastically import save_predicted, wait_for_end, ways_of
-from penstock.training.goal import REACHED, GoalWatch
-from penstock.training.listener import SILENT, Listener
-from penstock.training.loading import loaded
 from penstock.training.mirror import mirroring_next
-from penstock.training.phases import until_in
-from penstock.training.prepare import traced
-from penstock.training.same import check_joins, run_facts_of
 from penstock.training.saved import job_to_run, kept_job
-from penstock.training.stop import stopping
 from penstock.training.task import TaskTerms, task_of
-from penstock.training.wanted import is_to_leave, pool_here
 
 if TYPE_CHECKING:
-    from penstock.runtime.control import Board
+    from penstock.checkpoints.control import Board
 
 LIMIT_S = 60.0  # for which a run may take to let another rank in
 TCP = "tcp://"
@@ -289,8 +289,8 @@ def _as_now(job: Job, folder: Path, terms: RunTerms, plan: Plan) -> Job:
 
 def _task_terms(folder: Path, known: Addresses) -> TaskTerms:
     """Return what ranks do of any plan, as the ranks that began the run do."""
+    from penstock.prove.audit import HIDDEN
     from penstock.runtime.audited import Audits
-    from penstock.training.audit import HIDDEN
 
     terms = known.terms
     return TaskTerms(

@@ -28,11 +28,11 @@ from typing import Any, NamedTuple, cast
 import fsspec  # pyright: ignore[reportMissingTypeStubs]
 
 import penstock
+from penstock.checkpoints import folders
+from penstock.checkpoints.folders import Keep
 from penstock.errors import CheckpointError, PlanError
 from penstock.files import write_bytes, write_text
-from penstock.runtime import folders
-from penstock.runtime.folders import Keep
-from penstock.training.listener import Listener
+from penstock.listener import Listener
 from penstock.typed import typed
 
 MIRROR = "mirror.json"
@@ -406,7 +406,7 @@ def _fetched(place: MirrorPlace, checkpoints: Path, name: str) -> Path:
 
     Raises:   CheckpointError: it is damaged; it is called so there from now on.
     """
-    from penstock.runtime import checkpoint
+    from penstock.checkpoints import checkpoint
 
     hidden = checkpoints / f".step-{name}-mirror"
     shutil.rmtree(hidden, ignore_errors=True)

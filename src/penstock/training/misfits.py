@@ -11,15 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.choose.update_memory import forgets
 from penstock.errors import AloneError, PenstockError, RankMisfitError
+from penstock.pilot.phases import PHASES, until_in
+from penstock.prove.audits import Audited
 from penstock.training.addresses import ADDRESSES
 from penstock.training.audited_run import gone_back_to_start, rewind
-from penstock.training.audits import Audited
-from penstock.training.phases import PHASES, until_in
-from penstock.training.update_memory import forgets
 
 if TYPE_CHECKING:
-    from penstock.training.examine import Examined
+    from penstock.examine.examine import Examined
     from penstock.training.results import Trained
     from penstock.training.session import Session
 
@@ -112,7 +112,7 @@ def _has_own_batch(session: "Session") -> bool:
 
 def newest(session: "Session", first: tuple[int, Path | None]) -> tuple[int, Path | None]:
     """Return the step and folder of the newest whole checkpoint; `first` where there is none."""
-    from penstock.runtime import checkpoint
+    from penstock.checkpoints import checkpoint
 
     kept = checkpoint.newest_whole(session.folder / "checkpoints", session.listener.say)
     return first if kept is None else (kept[1], kept[0])

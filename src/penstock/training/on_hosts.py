@@ -21,13 +21,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.elastic.launch import Here, Places
-from penstock.elastic.words import Where
+from penstock.checkpoints.control import LocalBoard
+from penstock.choose.choose import Choice
 from penstock.errors import PlanError
-from penstock.runtime.control import LocalBoard
+from penstock.members.launch import Here, Places
+from penstock.members.words import Where
+from penstock.pilot.wanted import pool_here
+from penstock.runtime.stop import Stopped, stopping
 from penstock.training.addresses import ADDRESSES, Addresses, addresses_in, write_addresses
 from penstock.training.audited_run import audited_by_plan, with_audits
-from penstock.training.choose import Choice
 from penstock.training.chronicle import ended
 from penstock.training.elastic import ElasticRun
 from penstock.training.elastically import (
@@ -38,11 +40,9 @@ from penstock.training.elastically import (
     wait_for_end,
     ways_of,
 )
-from penstock.training.stop import Stopped, stopping
-from penstock.training.wanted import pool_here
 
 if TYPE_CHECKING:
-    from penstock.runtime.control import Board
+    from penstock.checkpoints.control import Board
     from penstock.training.rendezvous import Rendezvous
     from penstock.training.results import Trained
     from penstock.training.session import Session

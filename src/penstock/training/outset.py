@@ -18,16 +18,16 @@ from penstock._compat import pytree
 from penstock.batches.loader import epoch_of
 from penstock.batches.reads import Endless
 from penstock.best import sets_of
+from penstock.choose.store import keep, kept, key_of
 from penstock.errors import JobError, RunError
+from penstock.examine.unlike_counts import words_of_counts
 from penstock.graph.constants import was_traced
 from penstock.graph.sums import sums_over_batch
 from penstock.graph.trace import Capture, build, loss_and_figures, loss_of
 from penstock.job import Job, is_users
-from penstock.runtime.child import Beat, can_fork, in_a_fork
+from penstock.listener import Listener
+from penstock.processes.child import Beat, can_fork, in_a_fork
 from penstock.runtime.validate import most_of, too_many, without_end
-from penstock.training.listener import Listener
-from penstock.training.store import keep, kept, key_of
-from penstock.training.unlike_counts import words_of_counts
 
 _READ_S = 1.0  # for which the micro-batches of a validation are read beforehand
 _DEPTH, _MOST_LOOKED_AT = 4, 10_000  # of what a loss may have filled

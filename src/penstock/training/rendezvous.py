@@ -9,12 +9,12 @@ import os
 import time
 from typing import Any
 
-from penstock.elastic.mesh import address_towards
-from penstock.elastic.words import Where
 from penstock.errors import RunError
-from penstock.runtime.hosts import place_key
+from penstock.gauge.hosts import place_key
+from penstock.listener import SILENT, Listener
+from penstock.members.mesh import address_towards
+from penstock.members.words import Where
 from penstock.runtime.launch import HostWay, on_one_host
-from penstock.training.listener import SILENT, Listener
 from penstock.training.vigil import Vigil
 
 _FAILED = "penstock/failed"

@@ -10,21 +10,21 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from penstock.choose.agree import agree, start_facts
+from penstock.choose.settle import NO_CHECK, in_one_process
 from penstock.errors import RunError
+from penstock.examine.eager_memory import check_memory
+from penstock.runtime.stop import Stopped, stopping
 from penstock.training import audited_run
-from penstock.training.agree import agree, start_facts
-from penstock.training.eager_memory import check_memory
-from penstock.training.settle import NO_CHECK, in_one_process
 from penstock.training.started import unplanned
-from penstock.training.stop import Stopped, stopping
 from penstock.typed import typed
 
 if TYPE_CHECKING:
-    from penstock.runtime.control import Board
+    from penstock.checkpoints.control import Board
+    from penstock.examine.examine import Examined
     from penstock.runtime.eager import EagerTask
     from penstock.runtime.rank import StepResult
     from penstock.runtime.run import Outcome
-    from penstock.training.examine import Examined
     from penstock.training.rendezvous import Rendezvous
     from penstock.training.results import Trained
     from penstock.training.session import Launch, Session
@@ -42,9 +42,9 @@ def train_replicas(
     Raises:   RunError: replicas train something else, or not so many do, and whoever has started
               them is not told so.  PlanError: a replica has no room.
     """
-    from penstock.runtime.control import StoreBoard
+    from penstock.checkpoints.control import StoreBoard
+    from penstock.examine.alike import agree_on_data
     from penstock.runtime.launch import under
-    from penstock.training.alike import agree_on_data
 
     count = rendezvous.num_ranks
     agree(rendezvous, "the start", start_facts(session.job, session.asked()))
@@ -70,8 +70,8 @@ def _examined(session: "Session", rendezvous: "Rendezvous", checkpoint: Path | N
 
     Raises:   RunError: not so many replicas train it.
     """
+    from penstock.examine.examine import Examined
     from penstock.runtime.eager import replicas_of
-    from penstock.training.examine import Examined
 
     if rendezvous.rank == 0:
         found = session.examine(checkpoint)
@@ -102,8 +102,8 @@ def _proved(
 
     Raises:   RunError: they differ.
     """
-    from penstock.training.judge import Case
-    from penstock.training.prove import (
+    from penstock.prove.judge import Case
+    from penstock.prove.prove import (
         apart_judged,
         owners_of_replicas,
         run_replicas,
@@ -183,8 +183,8 @@ def run_eagerly(
 
 
 def _task(session: "Session", own: Replicas, board: "Board") -> "EagerTask":
+    from penstock.checkpoints.saver import SavePolicy
     from penstock.runtime.eager import EagerTask
-    from penstock.runtime.saver import SavePolicy
 
     return EagerTask(
         in_one_process(session.job) if own.found.one_process else session.job,

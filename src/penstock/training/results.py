@@ -15,29 +15,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.best import best_of
+from penstock.choose.choose import Choice
+from penstock.choose.learn import learn, learn_step
 from penstock.cluster.cluster import Cluster
 from penstock.errors import RunError
 from penstock.files import Json, appending, cache_folder, finite, read_json, write_text
 from penstock.job import SCALED, Job
+from penstock.listener import Listener, Row
+from penstock.pilot.goal import Goal, GoalWatch
+from penstock.pilot.phases import figures_of, until_in
+from penstock.pilot.replans import replanned
+from penstock.pilot.wanted import decisions_in
 from penstock.plan.plan import Plan, Prediction
 from penstock.plan.tried import headline
 from penstock.profile.kinds import load_profiles
 from penstock.profile.noise import noise_of, steps_needed
+from penstock.prove.audits import Audited, audit_rows
 from penstock.report.report import report_of
 from penstock.rules.rule import Rule
 from penstock.timeline.bottleneck import Bottleneck, bottleneck
 from penstock.timeline.breakdown import Breakdown, breakdown_of
 from penstock.timeline.svg import picture_of
 from penstock.timeline.timeline import Timeline, num_steps
-from penstock.training.audits import Audited, audit_rows
-from penstock.training.choose import Choice
 from penstock.training.events import EVENTS
-from penstock.training.goal import Goal, GoalWatch
-from penstock.training.learn import learn, learn_step
-from penstock.training.listener import Listener, Row
-from penstock.training.phases import figures_of, until_in
-from penstock.training.replans import replanned
-from penstock.training.wanted import decisions_in
 
 if TYPE_CHECKING:
     from torch import nn
@@ -115,7 +115,7 @@ def finished(  # noqa: PLR0913 - what a run was, and what it gave
     goal:     the loss at which it was to end.
     audited:  what audits have found.
     """
-    from penstock.runtime.for_others import put_whole_beside
+    from penstock.checkpoints.for_others import put_whole_beside
 
     outcome.timeline.save(folder / "measured.trace.json")
     put_whole_beside(folder / "checkpoints")
@@ -191,11 +191,11 @@ def trained_module(
 
     checkpoints:  where what its modules keep beside tensors is.
     """
+    from penstock.checkpoints import checkpoint
     from penstock.graph.trace import build_model
-    from penstock.runtime import checkpoint
     from penstock.runtime.aside import bring_back
     from penstock.runtime.eager import load_model
-    from penstock.runtime.named import take_extra, with_extra
+    from penstock.state.named import take_extra, with_extra
 
     def make() -> "nn.Module":
         model = choice.captured.model if choice else build_model(job)
@@ -327,9 +327,9 @@ def explained(folder: Path, job: Job, problem: RunError, listener: Listener) -> 
 
     job:  with its micro-batches joined, as the run has them.
     """
+    from penstock.checkpoints.checkpoint import latest
+    from penstock.checkpoints.folders import wait_for_writers
     from penstock.runtime import autopsy, finite
-    from penstock.runtime.checkpoint import latest
-    from penstock.runtime.folders import wait_for_writers
 
     wait_for_writers(folder / "checkpoints")  # of the last one that was ordered
     found, newest = finite.left(folder / "checkpoints"), latest(folder / "checkpoints")
@@ -358,7 +358,7 @@ def resumption(
     rules:    those that replace modules: they are said again; so is a goal.
     url:      where the folder is kept, too, if anywhere.
     """
-    from penstock.runtime.checkpoint import latest
+    from penstock.checkpoints.checkpoint import latest
 
     if not job:
         again = "resume=True, rules=..." if rules else "resume=True"
@@ -401,7 +401,7 @@ def _best(
     folder: Path, job: Job, validations: Sequence[Mapping[str, float]]
 ) -> dict[str, float | int]:
     """Return the step of the best checkpoint, its figure, and what validating took in all."""
-    from penstock.runtime.checkpoint import best
+    from penstock.checkpoints.checkpoint import best
 
     known = best(folder / "checkpoints", job.best)
     if not validations or known is None:

@@ -14,17 +14,17 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.checkpoints import checkpoint
+from penstock.choose.settle import in_one_process
 from penstock.errors import JobError, PenstockError
+from penstock.examine.unsaved import Key, Unsaved, told_later
 from penstock.job import Job
-from penstock.runtime import checkpoint
-from penstock.runtime.child import apart
+from penstock.processes.child import apart
 from penstock.runtime.eager import EagerTask, work_eagerly
 from penstock.runtime.launch import run_processes
-from penstock.training.settle import in_one_process
-from penstock.training.unsaved import Key, Unsaved, told_later
 
 if TYPE_CHECKING:
-    from penstock.training.examine import Examined
+    from penstock.examine.examine import Examined
 
 _DONE, _STEPS, _FEW = 2, 3, 2  # steps before it is broken off, and in all; micro-batches of each
 _BESIDE = "beside/"

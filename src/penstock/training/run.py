@@ -1,19 +1,19 @@
 """Run a job by a program that was lowered from a plan: examined and proved, unless told not to."""
 
+from penstock.choose.windows import check_early
 from penstock.errors import JobError, RunError
+from penstock.examine.buffers import check_chosen
+from penstock.examine.examine import examine
+from penstock.examine.rated import replayed
 from penstock.graph.traced import capture_of
 from penstock.job import Job
 from penstock.plan.of_plan import origin_of
 from penstock.program.program import Program
+from penstock.prove.prove import Planned, lacks_memory, steps_to_prove
+from penstock.prove.prove import prove as prove_planned
 from penstock.runtime.launch import Launcher, run_processes
 from penstock.runtime.run import Outcome
 from penstock.runtime.run import run as run_stages
-from penstock.training.buffers import check_chosen
-from penstock.training.examine import examine
-from penstock.training.prove import Planned, lacks_memory, steps_to_prove
-from penstock.training.prove import prove as prove_planned
-from penstock.training.rated import replayed
-from penstock.training.windows import check_early
 
 _MEND = "fix that; `check=False` runs it without checking"
 

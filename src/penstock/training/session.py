@@ -11,35 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.best import best_of
-from penstock.cluster.cluster import Cluster
-from penstock.device import all_here, here
-from penstock.errors import (
-    AloneError,
-    GraphError,
-    JobError,
-    PenstockError,
-    PlanError,
-    RankMisfitError,
-    RunError,
-)
-from penstock.files import write_text
-from penstock.graph.graph import Graph
-from penstock.job import Job
-from penstock.plan.plan import Decision, Plan, Units
-from penstock.profile.kinds import load_profiles
-from penstock.profile.noise import EVERY as NOISE_EVERY
-from penstock.rules.ruled import ruled
-from penstock.runtime.folders import Keep
-from penstock.schedule.recipe import Recipe
-from penstock.script import script_of
-from penstock.search.shapes import Fixed
-from penstock.training import audited_run, same, saved, trial
-from penstock.training.ask import to_fill
-from penstock.training.audit_pace import used_s
-from penstock.training.audited_run import DiffersError
-from penstock.training.audits import AUDITS, KEPT, Audited, AuditTerms
-from penstock.training.by_ranks import BATCHES
-from penstock.training.choose import (
+from penstock.checkpoints.folders import Keep
+from penstock.choose import trial
+from penstock.choose.ask import to_fill
+from penstock.choose.choose import (
     Choice,
     Joining,
     Machines,
@@ -52,14 +27,60 @@ from penstock.training.choose import (
     on_hosts_of,
     save,
 )
+from penstock.choose.compiling import compiled
+from penstock.choose.fewer import best_on_ranks
+from penstock.choose.fuse import usable
+from penstock.choose.loading import JobTerms, Loaded, check_replaced
+from penstock.choose.possible import check_soon
+from penstock.choose.prepare import machines, traced
+from penstock.choose.settle import (
+    Checked,
+    CheckOptions,
+    NoPlanError,
+    bounded,
+    examined,
+    proved,
+    proved_eager,
+)
+from penstock.choose.unjoined import unjoined_choice
+from penstock.choose.update_memory import check_updates
+from penstock.choose.windows import EVERY, CheckpointInterval
+from penstock.cluster.cluster import Cluster
+from penstock.device import all_here, here
+from penstock.errors import (
+    AloneError,
+    GraphError,
+    JobError,
+    PenstockError,
+    PlanError,
+    RankMisfitError,
+    RunError,
+)
+from penstock.examine import same
+from penstock.examine.eager_memory import check_memory
+from penstock.files import write_text
+from penstock.graph.graph import Graph
+from penstock.job import Job
+from penstock.listener import Listener, Row
+from penstock.pilot.by_ranks import BATCHES
+from penstock.pilot.goal import REACHED, GoalWatch
+from penstock.pilot.phases import PHASES
+from penstock.pilot.replan import Replanner, SearchBasis
+from penstock.pilot.replans import replanned, replans_in, words_of
+from penstock.pilot.wanted import DECISIONS, LOG, POLICY, TABLE, WANTED
+from penstock.plan.plan import Decision, Plan, Units
+from penstock.profile.kinds import load_profiles
+from penstock.profile.noise import EVERY as NOISE_EVERY
+from penstock.prove.audit_pace import used_s
+from penstock.prove.audits import AUDITS, KEPT, Audited, AuditTerms
+from penstock.rules.ruled import ruled
+from penstock.runtime.stop import Stopped, stopping
+from penstock.schedule.recipe import Recipe
+from penstock.script import script_of
+from penstock.search.shapes import Fixed
+from penstock.training import audited_run, saved
+from penstock.training.audited_run import DiffersError
 from penstock.training.chronicle import ENDED, row_of, sizes
-from penstock.training.compiling import compiled
-from penstock.training.eager_memory import check_memory
-from penstock.training.fewer import best_on_ranks
-from penstock.training.fuse import usable
-from penstock.training.goal import REACHED, GoalWatch
-from penstock.training.listener import Listener, Row
-from penstock.training.loading import JobTerms, Loaded, check_replaced
 from penstock.training.mirror import mirroring
 from penstock.training.misfits import go_on_alone, go_on_unplanned
 from penstock.training.outset import (
@@ -69,34 +90,15 @@ from penstock.training.outset import (
     words_of_step,
 )
 from penstock.training.over import NothingLeftError
-from penstock.training.phases import PHASES
-from penstock.training.possible import check_soon
-from penstock.training.prepare import machines, traced
-from penstock.training.replan import Replanner, SearchBasis
-from penstock.training.replans import replanned, replans_in, words_of
 from penstock.training.replicas import WITHOUT_ELASTIC, Replicas, run_eagerly
 from penstock.training.results import Trained, explained, finished, lines, resumption
-from penstock.training.settle import (
-    Checked,
-    CheckOptions,
-    NoPlanError,
-    bounded,
-    examined,
-    proved,
-    proved_eager,
-)
-from penstock.training.stop import Stopped, stopping
 from penstock.training.task import TaskTerms, task_of, windows_from
-from penstock.training.unjoined import unjoined_choice
-from penstock.training.update_memory import check_updates
-from penstock.training.wanted import DECISIONS, LOG, POLICY, TABLE, WANTED
-from penstock.training.windows import EVERY, CheckpointInterval
 
 if TYPE_CHECKING:
     from penstock.graph.trace import Capture
+    from penstock.prove.audit import Auditor
     from penstock.runtime.rank import StepResult
     from penstock.runtime.run import Outcome
-    from penstock.training.audit import Auditor
 
 _SEARCH_S = 1.0  # of a search, where none was made
 
@@ -436,7 +438,7 @@ class Session:
         Raises:   RunError: they differ, a plan is required, and it is the author's own ops on the
                   author's micro-batches: no other plan would make these steps otherwise.
         """
-        from penstock.training.prove import Planned, prove
+        from penstock.prove.prove import Planned, prove
 
         planned = Planned(self.author, choice.captured, choice.plan, found.laws)
         is_last = choice.plan.terms.joined == 1 and not choice.plan.terms.compiled
@@ -453,7 +455,7 @@ class Session:
 
         Raises:   PlanError: nothing is left to do.  CheckpointError: all of them are damaged.
         """
-        from penstock.runtime import checkpoint
+        from penstock.checkpoints import checkpoint
 
         if not self.resume:
             return 0, None
@@ -677,7 +679,7 @@ class Session:
 
     def clear(self, first_step: int, checkpoint: Path | None) -> None:
         """Remove what the run to go on from left after its checkpoint, or half-written."""
-        from penstock.runtime.checkpoint import discard, set_aside
+        from penstock.checkpoints.checkpoint import discard, set_aside
 
         discard(self.folder / "checkpoints")
         if checkpoint is not None:
@@ -768,7 +770,7 @@ class Session:
         for name in () if resume else (POLICY, WANTED, DECISIONS):  # of a run that never began
             (self.folder / name).unlink(missing_ok=True)
         if self.policy is not None:
-            from penstock.training.following import begin_following
+            from penstock.pilot.following import begin_following
 
             with self.listener.busy("fitting the policy"):
                 about = self.folder, self.policy, self.num_steps
@@ -893,7 +895,7 @@ class Session:
         launch: "Launch",
     ) -> "Outcome | None":
         """Return what the run gave; None if it was asked to stop before its last step."""
-        from penstock.runtime.checkpoint import latest, load
+        from penstock.checkpoints.checkpoint import latest, load
         from penstock.runtime.left_steps import complete_and_discard
         from penstock.runtime.run import Steps, outcome_of
 
@@ -937,7 +939,7 @@ class Session:
 
     def tell_newest(self) -> None:
         """Say from which checkpoint a run goes on that ended at once."""
-        from penstock.runtime.checkpoint import discard, latest
+        from penstock.checkpoints.checkpoint import discard, latest
 
         discard(self.folder / "checkpoints")
         newest = latest(self.folder / "checkpoints")
@@ -978,12 +980,12 @@ class Session:
 
 
 if TYPE_CHECKING:
-    from penstock.runtime.buffers import Laws
-    from penstock.runtime.control import Board
+    from penstock.checkpoints.control import Board
+    from penstock.examine.examine import Examined
     from penstock.runtime.launch import Work
     from penstock.runtime.windows import Windows
     from penstock.runtime.worker import RankResult, Task
-    from penstock.training.examine import Examined
+    from penstock.state.laws.buffers import Laws
 
     Launch = Callable[..., list[RankResult]]  # (work, ranks, report, *, groups)
 

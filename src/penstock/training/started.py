@@ -22,9 +22,9 @@ from penstock.cluster.cluster import Cluster
 from penstock.device import all_here, here
 from penstock.errors import PenstockError, RunError
 from penstock.plan.plan import Plan
-from penstock.runtime.child import die_with
+from penstock.processes.child import die_with
 from penstock.runtime.launch import under_torchrun
-from penstock.training.stop import handed_on
+from penstock.runtime.stop import handed_on
 
 UNPLANNED = 75  # how a rank exits that has found that no plan can train the job
 _REASON = "PENSTOCK_UNPLANNED"  # the file to which it writes why

@@ -7,15 +7,15 @@ its terms to `task_of`.
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from penstock.checkpoints.folders import Keep
+from penstock.choose.choose import Choice
+from penstock.choose.windows import CheckpointInterval, memory_window, windows_of
 from penstock.plan.lower import stages_of
 from penstock.runtime.audited import Audits
-from penstock.runtime.folders import Keep
 from penstock.runtime.windows import Windows
-from penstock.training.choose import Choice
-from penstock.training.windows import CheckpointInterval, memory_window, windows_of
 
 if TYPE_CHECKING:
-    from penstock.runtime.control import Board
+    from penstock.checkpoints.control import Board
     from penstock.runtime.worker import Task
 
 
@@ -50,7 +50,7 @@ def task_of(
 
     checkpoint:  from which they start; None: from the weights that the model makes.
     """
-    from penstock.runtime.saver import SavePolicy
+    from penstock.checkpoints.saver import SavePolicy
     from penstock.runtime.worker import Task
 
     plan, captured, every = choice.plan, choice.captured, terms.every

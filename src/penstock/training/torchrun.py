@@ -19,6 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock import taken
+from penstock.choose.agree import agree, run_facts, start_facts
+from penstock.choose.choose import Choice, Joining, Machines, for_plan
+from penstock.choose.linked import linked
+from penstock.choose.prepare import joined_step, measured_as, traced
+from penstock.choose.settle import UnlikeError
+from penstock.choose.unjoined import unjoined_choice
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.machine import HERE
 from penstock.cluster.order import placed
@@ -32,35 +38,29 @@ from penstock.errors import (
     RunError,
 )
 from penstock.job import Job
+from penstock.listener import Listener
+from penstock.pilot.replan import SearchBasis
 from penstock.plan.plan import Plan
 from penstock.profile.profile import Profile
 from penstock.rules.rule import Rule
-from penstock.training.agree import agree, run_facts, start_facts
-from penstock.training.choose import Choice, Joining, Machines, for_plan
-from penstock.training.linked import linked
-from penstock.training.listener import Listener
 from penstock.training.lock import locked
 from penstock.training.misfits import gone_back
 from penstock.training.outset import noticing
-from penstock.training.prepare import joined_step, measured_as, traced
-from penstock.training.replan import SearchBasis
 from penstock.training.replicas import WITHOUT_ELASTIC, train_replicas
-from penstock.training.settle import UnlikeError
 from penstock.training.started import are_replicas, unplanned
-from penstock.training.unjoined import unjoined_choice
 from penstock.typed import typed
 
 if TYPE_CHECKING:
+    from penstock.choose.settle import Checked, CheckOptions
+    from penstock.examine.examine import Examined
     from penstock.graph.trace import Capture
     from penstock.runtime.launch import Groups, Work
     from penstock.runtime.rank import StepResult
-    from penstock.runtime.transport.transport import Transport
     from penstock.runtime.worker import RankResult, Report
-    from penstock.training.examine import Examined
     from penstock.training.rendezvous import Rendezvous
     from penstock.training.results import Trained
     from penstock.training.session import Launch, Session
-    from penstock.training.settle import Checked, CheckOptions
+    from penstock.transport.transport import Transport
 
 _START, _PLAN = "penstock/start", "penstock/plan {}"
 _ASK, _TOLD = "penstock/measure/{}", "penstock/profile/{}/{}"  # number; number, kind of device
@@ -179,7 +179,7 @@ def _gone_on(
 
 
 def _train(session: "Session", rendezvous: "Rendezvous") -> "Trained | None":
-    from penstock.runtime.control import StoreBoard
+    from penstock.checkpoints.control import StoreBoard
     from penstock.runtime.launch import under
     from penstock.training.on_hosts import train_on_hosts
 
@@ -322,10 +322,10 @@ def _prove(start: _Outset, choice: Choice, launch: "Callable[..., list[RankResul
     Rank 0 runs that loop.
     Raises:   RunError: they differ, and the plan joins no micro-batches.
     """
-    from penstock.training.judge import Case
-    from penstock.training.proof import Proof
-    from penstock.training.prove import Planned, apart_judged, case_of, run_planned
-    from penstock.training.settle import Checked, proved
+    from penstock.choose.settle import Checked, proved
+    from penstock.prove.judge import Case
+    from penstock.prove.proof import Proof
+    from penstock.prove.prove import Planned, apart_judged, case_of, run_planned
 
     session, rendezvous, begin = start.session, start.rendezvous, start.begin
     planned = Planned(session.author, choice.captured, choice.plan)
@@ -373,7 +373,7 @@ def _traced_alike(session: "Session", rendezvous: "Rendezvous", first_step: int)
 
     Raises:   JobError, PlanError: this rank has another one.  RunError: another rank has.
     """
-    from penstock.training.alike import agree_on_data, agree_on_model
+    from penstock.examine.alike import agree_on_data, agree_on_model
 
     if session.care.check:
         agree_on_data(rendezvous, session.author, first_step * session.author.micro_batches)
@@ -411,7 +411,7 @@ def _found(rendezvous: "Rendezvous", listener: Listener) -> Cluster | None:
 
 def _surveyed(rendezvous: "Rendezvous", listener: Listener) -> Cluster:
     """Return the hosts of all ranks and the links between them; every rank calls it."""
-    from penstock.runtime.hosts import seat_here, survey
+    from penstock.gauge.hosts import seat_here, survey
     from penstock.runtime.launch import join_torchrun, under
 
     seat = seat_here(platform.node() or "host", HERE)

@@ -11,42 +11,42 @@ from typing import TYPE_CHECKING, NamedTuple, Unpack
 import torch
 
 from penstock import _compat
-from penstock.cluster.cluster import Cluster
-from penstock.device import here
-from penstock.elastic.notice import place_of_notice
-from penstock.errors import JobError, PenstockError, PlanError, RunError
-from penstock.job import Job
-from penstock.plan.plan import Plan
-from penstock.rules.rule import Rule, load
-from penstock.runtime.launch import under_torchrun
-from penstock.script import as_started, script_of, with_arguments
-from penstock.search.shapes import Fixed
-from penstock.training import ask
-from penstock.training.audits import parse_audit
-from penstock.training.choose import Machines
-from penstock.training.degrees import check_alone, degree_asked
-from penstock.training.goal import Goal, GoalWatch
-from penstock.training.hearing import Hearing, check_declared
-from penstock.training.joining import is_under_way, join_on_host
-from penstock.training.listener import SILENT, Listener, Row, SaysOnly
-from penstock.training.loading import JobTerms, loaded
-from penstock.training.lock import locked
-from penstock.training.mirror import url_of
-from penstock.training.options import Options, check_known, flag_of, in_python
-from penstock.training.prepare import started_on
-from penstock.training.saved import check_policy, text_in
-from penstock.training.session import Session
-from penstock.training.settle import CheckOptions
-from penstock.training.torchrun import train_under_torchrun
-from penstock.training.view import TERMINAL
-from penstock.training.wanted import POLICY
-from penstock.training.windows import (
+from penstock.choose import ask
+from penstock.choose.choose import Machines
+from penstock.choose.degrees import check_alone, degree_asked
+from penstock.choose.loading import JobTerms, loaded
+from penstock.choose.prepare import started_on
+from penstock.choose.settle import CheckOptions
+from penstock.choose.windows import (
     EVERY,
     CheckpointInterval,
     parse_every,
     parse_keep,
     parse_seconds,
 )
+from penstock.cluster.cluster import Cluster
+from penstock.device import here
+from penstock.errors import JobError, PenstockError, PlanError, RunError
+from penstock.job import Job
+from penstock.listener import SILENT, Listener, Row, SaysOnly
+from penstock.members.notice import place_of_notice
+from penstock.pilot.goal import Goal, GoalWatch
+from penstock.pilot.wanted import POLICY
+from penstock.plan.plan import Plan
+from penstock.prove.audits import parse_audit
+from penstock.rules.rule import Rule, load
+from penstock.runtime.launch import under_torchrun
+from penstock.script import as_started, script_of, with_arguments
+from penstock.search.shapes import Fixed
+from penstock.training.hearing import Hearing, check_declared
+from penstock.training.joining import is_under_way, join_on_host
+from penstock.training.lock import locked
+from penstock.training.mirror import url_of
+from penstock.training.options import Options, check_known, flag_of, in_python
+from penstock.training.saved import check_policy, text_in
+from penstock.training.session import Session
+from penstock.training.torchrun import train_under_torchrun
+from penstock.training.view import TERMINAL
 
 if TYPE_CHECKING:
     from collections.abc import Generator

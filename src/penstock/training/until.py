@@ -25,19 +25,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, final
 
 from penstock import taken
-from penstock.errors import EstimateError, PlanError
-from penstock.fleet.batch import BatchOption, Phase, phases
-from penstock.fleet.curve import steps_to
-from penstock.graph.merge import merged
-from penstock.plan.plan import Decision
-from penstock.profile.kinds import load_profiles
-from penstock.profile.noise import EVERY, gain, noise_of, pooled_scale
-from penstock.schedule.recipe import name_of
-from penstock.schedule.schedule import Schedule
-from penstock.search.shapes import Fixed
-from penstock.training import trial
-from penstock.training.ask import to_fill
-from penstock.training.choose import (
+from penstock.choose import trial
+from penstock.choose.ask import to_fill
+from penstock.choose.choose import (
     Choice,
     Joining,
     Machines,
@@ -48,10 +38,16 @@ from penstock.training.choose import (
     on_hosts_of,
     save,
 )
-from penstock.training.compiling import compiled
-from penstock.training.goal import GoalWatch
-from penstock.training.pace import exponent
-from penstock.training.phases import (
+from penstock.choose.compiling import compiled
+from penstock.choose.prepare import machines
+from penstock.choose.settle import bounded
+from penstock.errors import EstimateError, PlanError
+from penstock.fleet.batch import BatchOption, Phase, phases
+from penstock.fleet.curve import steps_to
+from penstock.graph.merge import merged
+from penstock.pilot.goal import GoalWatch
+from penstock.pilot.pace import exponent
+from penstock.pilot.phases import (
     ChosenBatch,
     TrainedPhase,
     UntilFile,
@@ -60,20 +56,24 @@ from penstock.training.phases import (
     until_in,
     words_of_pair,
 )
-from penstock.training.prepare import machines
-from penstock.training.replan import SearchBasis
+from penstock.pilot.replan import SearchBasis
+from penstock.plan.plan import Decision
+from penstock.profile.kinds import load_profiles
+from penstock.profile.noise import EVERY, gain, noise_of, pooled_scale
+from penstock.runtime.stop import Stopped
+from penstock.schedule.recipe import name_of
+from penstock.schedule.schedule import Schedule
+from penstock.search.shapes import Fixed
 from penstock.training.results import Trained
-from penstock.training.settle import bounded
-from penstock.training.stop import Stopped
 from penstock.units import format_seconds
 
 if TYPE_CHECKING:
     from penstock.cluster.cluster import Cluster
+    from penstock.examine.examine import Examined
     from penstock.graph.trace import Capture
     from penstock.job import Job
     from penstock.profile.profile import Profile
     from penstock.runtime.run import Outcome
-    from penstock.training.examine import Examined
     from penstock.training.session import Session
 
 _PHASE_S, _FEWEST, _MOST = 3.0, 12, 40  # of a phase: seconds by its prediction, within these steps
@@ -371,7 +371,7 @@ class UntilRun:
 
         Raises:   Stopped: a signal ended it.
         """
-        from penstock.runtime.checkpoint import latest
+        from penstock.checkpoints.checkpoint import latest
         from penstock.runtime.launch import local_launcher
         from penstock.training import elastically
 
@@ -549,7 +549,7 @@ def _only_choice(
 
 
 def _exponent(session: "Session", captured: "Capture") -> float | None:
-    from penstock.runtime.child import apart
+    from penstock.processes.child import apart
 
     job = session.job
     return apart(lambda: exponent(job, captured.model))

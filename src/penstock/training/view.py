@@ -9,10 +9,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from penstock import terminal
 from penstock.job import ROW
+from penstock.listener import Listener, Move, Row
+from penstock.pilot.phases import until_in, words_of_phases
 from penstock.plan.plan import Plan
 from penstock.timeline.breakdown import parts_table
-from penstock.training.listener import Listener, Move, Row
-from penstock.training.phases import until_in, words_of_phases
 from penstock.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ import sys
 import threading
 from typing import final
 
-from penstock.elastic.mesh import Mesh, listening, where_of
-from penstock.elastic.words import Failed, Where, WireError
 from penstock.errors import RunError
+from penstock.members.mesh import Mesh, listening, where_of
+from penstock.members.words import Failed, Where, WireError
 
 SILENT_S = 30.0  # a rank that compiles or traces may hold on to the interpreter
 _GRACE_S = 10.0

@@ -18,7 +18,7 @@ from penstock.graph.tensor.collect import COLLECT, rank_args
 from penstock.graph.tensor.of_rank import of_rank
 from penstock.graph.trace import Capture
 from penstock.job import Job
-from penstock.runtime.parts import whole
+from penstock.state.parts import whole
 
 
 def run_pretend(job: Job, capture: Capture, ranks: int, micro_batches: int = 2) -> Any:

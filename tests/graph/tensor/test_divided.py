@@ -20,7 +20,7 @@ from penstock.graph.tensor.placed import RankSpeed
 from penstock.graph.tensor.placement import Slices, local, reshaped
 from penstock.graph.trace import capture
 from penstock.graph.traced import capture_of, captured_as
-from penstock.runtime.parts import sliced, whole
+from penstock.state.parts import sliced, whole
 from tests.graph.executor import run_eager
 from tests.graph.tensor.pretend import run_pretend
 from tests.graph.zoo import JOBS, floats, job_of

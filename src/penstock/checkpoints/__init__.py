@@ -1,0 +1,1 @@
+"""Checkpoints: the state of a run as files, written beside it, whole or not at all."""

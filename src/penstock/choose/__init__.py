@@ -1,0 +1,1 @@
+"""Choose: from a job and its machines to the plan to train by."""

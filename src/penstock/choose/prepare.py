@@ -1,0 +1,259 @@
+"""Prepare: from a job to all that a search or a simulation is given."""
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.cluster.cluster import Cluster, DeviceKind
+from penstock.errors import ClusterError
+from penstock.graph.graph import Graph
+from penstock.job import Job
+from penstock.listener import Listener
+from penstock.rules.rule import Rule
+from penstock.rules.ruled import slices_asked
+from penstock.taken import Taken
+
+if TYPE_CHECKING:
+    from penstock.choose.loading import Loaded
+    from penstock.graph.trace import Capture
+    from penstock.profile.profile import Profile
+
+Slices = Sequence[tuple[str, int]]  # (name, slices) of parameters
+
+
+def loaded(
+    text: str, rules: Sequence[Rule], listener: Listener, sums: str | None = None
+) -> "Loaded":
+    """Return the job that `text` names, as written and with modules replaced by rules, verified.
+
+    sums:     in place of the job's, if any.
+    Raises:   JobError: there is no such job; a module is replaced by one that computes another.
+    """
+    from penstock.choose import loading
+
+    found = loading.loaded(text, loading.JobTerms(rules=tuple(rules), sums=sums or ""))
+    loading.check_replaced(found, rules, listener)
+    return found
+
+
+def traced(
+    job: Job, listener: Listener, slices: Slices = (), *, rules: Sequence[Rule] = ()
+) -> "Capture":
+    """Return the job's step, traced, with parameters in slices: by name, or as rules say.
+
+    Raises:   GraphError: it cannot be traced, or not cut so.  PlanError: a rule matches nothing.
+    """
+    import torch
+
+    from penstock.graph.split import split
+    from penstock.graph.trace import capture
+
+    torch.set_num_threads(1)  # a rank has one core
+    with listener.busy("tracing the step"):
+        found = capture(job)
+        return split(found, dict(slices) or slices_asked(rules, found.graph))
+
+
+def joined_step(
+    job: Job,
+    captured: "Capture",
+    count: Taken,
+    slices: Slices,
+    listener: Listener,
+    tensor: int = 1,
+) -> "tuple[Job, Capture]":
+    """Return the job with so many micro-batches joined into one, and its step made of `captured`.
+
+    captured: the step of one micro-batch; it is traced again if it has other slices.
+    count:    below 1, each micro-batch is divided among so many.
+    slices:   of the parameters of the joined step.
+    tensor:   ranks that divide its ops.
+    Raises:   GraphError: they cannot be joined or divided, or the step not be cut so.
+    """
+    from penstock.graph.joined.divided import divided
+    from penstock.graph.joined.joined import joined
+    from penstock.graph.merge import merged
+    from penstock.graph.split import split
+
+    if tensor > 1 and tensor != captured.graph.tensor:
+        job, made = joined_step(job, captured, count, slices, listener)
+        return job, divided_step(made, tensor, listener)
+    if count == 1 and tuple(slices) == captured.graph.slices and tensor == captured.graph.tensor:
+        return job, captured
+    is_changed = captured.graph.slices or captured.graph.tensor > 1
+    whole = traced(job, listener) if is_changed else captured
+    if count < 1:
+        with listener.busy(f"dividing micro-batches by {1 / count}"):
+            made = split(divided(whole, int(1 / count)), dict(slices))
+            return merged(job, count, made.batch.division), made
+    with listener.busy(f"joining {count} micro-batches"):
+        return merged(job, count), split(joined(whole, int(count)), dict(slices))
+
+
+def divided_step(captured: "Capture", ranks: int, listener: Listener) -> "Capture":
+    """Return the step whose ops so many ranks divide.
+
+    Raises:   GraphError: none of them can be.
+    """
+    from penstock.graph.tensor.choose import by_tensor
+
+    if ranks in (1, captured.graph.tensor):
+        return captured
+    with listener.busy(f"dividing the ops among {ranks} ranks"):
+        return by_tensor(captured, ranks)
+
+
+def machines(path: Path | None, ranks: int | None, listener: Listener) -> Cluster:
+    """Return the cluster in `path`; without one this machine, its link measured.
+
+    Between accelerators it is what the first run on several of them has measured.
+
+    Raises:   ClusterError: damaged, or fewer ranks than asked for.
+    """
+    if path is not None:
+        cluster = Cluster.load(path)
+        if ranks is not None and ranks > cluster.num_ranks:
+            hint = f"take at most {cluster.num_ranks}, or describe more hosts"
+            raise ClusterError(f"{ranks} ranks of a cluster of {cluster.num_ranks}", hint=hint)
+        return cluster
+    cluster = Cluster.here(ranks)
+    if cluster.num_ranks < 2:
+        return cluster
+    from penstock.device import here
+    from penstock.files import cache_folder
+    from penstock.gauge.links import measure_link
+    from penstock.profile.store import kept_link, link_of
+
+    folder, tell = cache_folder("profiles"), partial(tell_day, "link", listener)
+    if not here().can_fork:
+        link = kept_link(folder, tell)
+        if link is None:
+            words = "the link between accelerators is assumed, as no run on several has measured it"
+            listener.say(f"{words}: `penstock doctor --links` does")
+            return cluster
+        return replace(cluster, inside=link)
+    with listener.busy("measuring the link between two ranks"):
+        return replace(cluster, inside=link_of(folder, measure_link, tell))
+
+
+def tell_day(what: str, listener: Listener, path: Path) -> None:
+    """Say on which day a kept measurement was made."""
+    day = time.strftime("%Y-%m-%d %H:%M", time.localtime(path.stat().st_mtime))
+    listener.say(f"{what} measured on {day} (delete {path} to measure again)")
+
+
+def started_on(given: Cluster | Path | str) -> Cluster:
+    """Return the cluster, which must be this host, or the hosts that torchrun runs on.
+
+    given:    the cluster, or the file that describes it.
+    Raises:   ClusterError: damaged; other hosts than these, or with other numbers of ranks.
+    """
+    from penstock.runtime.launch import under_torchrun
+
+    cluster = given if isinstance(given, Cluster) else Cluster.load(given)
+    path = "the cluster" if isinstance(given, Cluster) else given
+    if not under_torchrun():
+        if len(cluster.hosts) == 1:
+            return cluster
+        hint = "start it with torchrun on each of them; `penstock plan --cluster` only plans"
+        raise ClusterError(f"{path} has {len(cluster.hosts)} hosts; here is one", hint=hint)
+    hint = "start as many ranks on each host as it has devices, host by host in the file's order"
+    rank, local, own, world = (
+        int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE")
+    )
+    if cluster.num_ranks != world:
+        message = f"{path} has {cluster.num_ranks} devices; torchrun started {world} ranks"
+        raise ClusterError(message, hint=hint)
+    host, here = cluster.host_of(rank), range(rank - local, rank - local + own)
+    if (there := cluster.ranks_on(host)) != here:
+        message = f"{path} puts the ranks {there[0]} to {there[-1]} on {host.name}"
+        raise ClusterError(f"{message}; here are {here[0]} to {here[-1]}", hint=hint)
+    return cluster
+
+
+def profiled(
+    captured: "Capture", job: Job, cluster: Cluster, listener: Listener
+) -> "tuple[Profile, ...]":
+    """Return a profile of the step for each kind of device of the cluster.
+
+    That of this machine (as `Cluster.here` names it) is measured, beside as many ranks as a host
+    will have; others are estimated, by what runs on them have told (profile/latency.py).
+    Raises:   ClusterError: a device that is not here has no FLOP/s for the dtype of a product.
+    """
+    from penstock.graph.wire import wire_choices
+    from penstock.processes.child import apart
+    from penstock.profile.estimate import kinds_of
+    from penstock.profile.measure import optimizer_state
+    from penstock.profile.of_graph import kind_here
+
+    kinds, here = kinds_of(cluster), kind_here()
+    wire = wire_choices(job.fewest_bits)
+    is_here = all(kind.name == here for kind in kinds)
+    state = 0.0 if is_here else optimizer_state(captured, job, apart)
+    return tuple(
+        measured_as(here, captured, job, cluster, listener)
+        if kind.name == here
+        else _estimated(captured.graph, kind, cluster, state, wire)
+        for kind in kinds
+    )
+
+
+def _estimated(
+    graph: Graph, kind: DeviceKind, cluster: Cluster, state: float, wire: tuple[int, ...]
+) -> "Profile":
+    """Return the estimate for devices that are not here, as runs on such devices have taught it."""
+    from penstock.estimate.traced import estimated_in
+    from penstock.files import cache_folder
+    from penstock.profile.estimate import estimated
+    from penstock.profile.latency import learned, parts_of
+    from penstock.profile.store import samples_of
+
+    known = learned(samples_of(cache_folder("profiles"), kind))
+    if not known.samples:
+        return estimated_in(cluster, graph, kind, state, wire=wire)
+    profile = estimated(graph, kind, state, known.efficiency, wire=wire)
+    error = known.error(parts_of(graph, range(len(graph.nodes)), kind))
+    return replace(profile, samples=known.samples, error=error)
+
+
+def profiled_here(
+    captured: "Capture", job: Job, cluster: Cluster, listener: Listener
+) -> "tuple[Profile, ...]":
+    """Return the profile of the step on the only host of `cluster`, which is this machine."""
+    (host,) = cluster.hosts
+    return (measured_as(host.device, captured, job, cluster, listener),)
+
+
+def measured_as(
+    kind: str, captured: "Capture", job: Job, cluster: Cluster, listener: Listener
+) -> "Profile":
+    """Return the profile of the step on this machine, as that of the device `kind` of a cluster.
+
+    Its seconds are those that sampled steps of earlier runs had here, where there were any.
+    """
+    from penstock.cluster.machine import detect
+    from penstock.device import here
+    from penstock.files import cache_folder
+    from penstock.processes.child import apart
+    from penstock.profile.sampled import resting_on, sampled_in
+    from penstock.profile.store import measured, steps_path
+
+    busiest = max(host.num_devices for host in cluster.hosts if host.device == kind)
+    shares_cores = here().can_fork  # on accelerators ranks are not companions of one processor
+    beside = max(0, min(busiest, detect().cores) - 1) if shares_cores else 0
+
+    tell = partial(tell_day, "profile", listener)
+    with listener.busy("measuring every op"):
+        folder = cache_folder("profiles")
+        profile = measured(captured, job, beside=beside, folder=folder, tell=tell, apart=apart)
+    path = steps_path(cache_folder("profiles"), captured, job, beside)
+    known = None if path is None else sampled_in(path, profile)
+    if known is not None:
+        runs = "a run" if known.runs == 1 else f"{known.runs:,} runs"
+        words = f"{known.steps:,} measured steps of {runs}"
+        listener.say(f"seconds rest on {words} (delete {path} to forget them)")
+    return replace(resting_on(profile, known), kind=kind)

@@ -1,0 +1,1 @@
+"""Examine: what a job is found to be, before it is planned."""

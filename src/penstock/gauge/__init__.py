@@ -1,0 +1,1 @@
+"""Gauge: what the machines and the lines at hand reach, measured."""

@@ -1,0 +1,1 @@
+"""Pilot: what decides, while a run goes on, how it goes on."""

@@ -1,0 +1,377 @@
+"""Audit: steps all through a run, made again by the plain loop beside it, and compared.
+
+The proof before a run is of its first steps.  What differs later - a micro-batch of another kind, a
+counter that comes to its end, a message that a broken rank sends - is found by audits: ranks keep
+the state before a step, the gradients, and the state after it (runtime/audited.py); this process,
+which is forked from the one that leads the run, takes the state over into the author's own objects
+and makes the step from it, on the data as the author yields it.
+
+Which steps: the first of a run, of a resumed one, of another plan and of another set of ranks; the
+last one; and between them as many, at random, as the share of the run's processor time pays for,
+ever rarer ones.  A step that is equal moves on how far the run is proved, and the newest checkpoint
+up to there is kept as checkpoints/audited.  One that differs ends the run, unless that is not
+wanted, and what was kept of it stays as FOLDER/differs.
+
+Steps of an asynchronous schedule have no state between them, but its windows have: their first
+steps are made again by the sequential definition of the weight rule.
+
+Ignores:  the later steps of a window, into which nobody can enter.
+"""
+
+import gc
+import json
+import os
+import shutil
+import time
+from collections.abc import Generator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, cast, final
+
+from penstock.checkpoints import checkpoint
+from penstock.checkpoints.control import Board
+from penstock.errors import CheckpointError, PenstockError, RunError
+from penstock.files import add_line, read_json
+from penstock.processes.child import Aside, SilentError, can_fork
+from penstock.prove.audit_desk import AuditDesk
+from penstock.prove.audit_pace import AuditBasis, Pace, used_s, used_with_s
+from penstock.prove.audits import AUDITS, KEPT, SHORT, Audit, Audited, AuditTerms
+from penstock.prove.judge import Case, PlainLoop, judged, plain_loop
+from penstock.prove.proof import Proof
+from penstock.runtime.audited import (
+    LATER,
+    LAW,
+    Audits,
+    is_kept,
+    law_of,
+    step_of,
+    taken,
+)
+from penstock.typed import typed
+from penstock.units import format_bytes
+
+HIDDEN = ".audit"  # where ranks keep steps until they are audited
+DIFFERS = -2  # in place of the signal for which ranks stop
+_NICE = 10
+_LOOK_S, _SELDOM_S = 0.02, 5.0  # between two looks whether a step was kept, at least and at most
+_BEGIN = 10  # times what a fork takes is what the process takes until its first step is compared
+_SEEN_S = 2.0  # between two looks whether the last audit still goes on
+_EVERY = 0.1  # of the time that a step is waited for
+_LOST_S = 5.0  # for which a step is waited for that was asked for, at least
+_LOST_STEPS = 300  # likewise, as long as these take: windows of asynchronous schedules are long
+
+# -- in the process that leads a run --------------------------------------------------------------
+
+
+@final
+class Auditor:
+    """What audits one run: `audits` for its ranks, `finish` for what was found."""
+
+    def __init__(self, folder: Path, desk: AuditDesk, aside: Aside) -> None:
+        self.folder, self.desk, self._aside = folder, desk, aside
+        self.audits = Audits(folder / HIDDEN, desk.affords)
+
+    def finish(self) -> Audited:
+        """Return what all audits have found, once the last one is made; no rank is at work.
+
+        Raises:   RunError: the process died.
+        """
+        self.desk.end()
+        try:
+            while (told := self._aside.poll(_SEEN_S)) is None:
+                pass
+        except SilentError as problem:
+            return Audited(failed=f"the process that audits is gone: {problem.message}")
+        return typed(Audited, told[0])
+
+    def close(self) -> None:
+        """End the process, and remove what ranks have kept."""
+        self._aside.close()
+        self.desk.close()
+        shutil.rmtree(self.folder / HIDDEN, ignore_errors=True)
+
+
+def why_not(case: Case, terms: AuditTerms, folder: Path, basis: AuditBasis) -> str:
+    """Return why a run cannot be audited; empty: it can."""
+    if not terms.share:
+        return "--audit 0"
+    if not case.backward:
+        return "the schedule trains nothing"
+    if not can_fork():
+        return "the process that leads the run uses a GPU"
+    if basis.is_short(terms.share):
+        return SHORT
+    folder.mkdir(parents=True, exist_ok=True)
+    room = shutil.disk_usage(folder).free
+    if 2 * basis.bytes > room:
+        return f"a step takes {format_bytes(basis.bytes)}, and {folder} has {format_bytes(room)}"
+    return ""
+
+
+@contextmanager
+def auditing(
+    case: Case, folder: Path, board: Board, terms: AuditTerms, basis: AuditBasis
+) -> Generator[Auditor]:
+    """Give what audits a run in `folder`; nothing of it is left afterwards.
+
+    board:    asked for steps, and to stop where one differs.
+    """
+    shutil.rmtree(folder / HIDDEN, ignore_errors=True)
+    desk = AuditDesk()
+    leader, begun_s = os.getpid(), used_s() - basis.before_s
+    pace = Pace(terms.share, basis, lambda: used_with_s(leader) - begun_s)
+    start_s = time.process_time()
+    aside = Aside(lambda: _audited(case, folder, desk, board, terms, pace))
+    fork_s = time.process_time() - start_s
+    basis = basis._replace(begin_s=max(basis.begin_s, _BEGIN * fork_s))
+    desk.may(basis.affords(terms.share))
+    desk.began(aside.pid, fork_s)
+    auditor = Auditor(folder, desk, aside)
+    try:
+        yield auditor
+    finally:
+        auditor.close()
+
+
+@final
+class Asks:
+    """The steps that were asked for; of one whose rank was lost nobody will tell."""
+
+    def __init__(self) -> None:
+        self.count, self.longest_s = 0, 0.0
+        self._since_s: float | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether a step that was asked for is waited for."""
+        return self._since_s is not None
+
+    @property
+    def waited_s(self) -> float:
+        """Return for how long a step was waited for by now."""
+        return 0.0 if self._since_s is None else time.monotonic() - self._since_s
+
+    def heard(self) -> None:
+        """Note that a step was kept."""
+        if self._since_s is not None:
+            self.longest_s = max(self.longest_s, time.monotonic() - self._since_s)
+        self._since_s = None
+
+    def ask(self, board: Board, pace: Pace) -> None:
+        """Ask for a step, if one is due and none is waited for."""
+        now_s = time.monotonic()
+        lost_s = max(_LOST_S, 3 * self.longest_s, _LOST_STEPS * pace.basis.step_s)
+        if self._since_s is not None and now_s - self._since_s > lost_s:
+            self._since_s = None
+        if self._since_s is None and pace.is_due():
+            self.count, self._since_s = self.count + 1, now_s
+            board.ask_to_audit(self.count)
+
+
+# -- in the process that audits -------------------------------------------------------------------
+
+
+def _audited(
+    case: Case, folder: Path, desk: AuditDesk, board: Board, terms: AuditTerms, pace: Pace
+) -> dict[str, Any]:
+    """Audit until the run is over, or a step differs; return what was found as JSON values."""
+    os.nice(_NICE)
+    gc.freeze()  # what is there is the parent's: looking for what is free in it would copy it all
+    with (
+        Path(os.devnull).open("w") as nowhere,
+        redirect_stdout(nowhere),
+        redirect_stderr(nowhere),
+    ):
+        return asdict(Bench(case, folder, desk, pace).run(board, terms))
+
+
+@final
+class Bench:
+    """Makes steps again, one after the other."""
+
+    def __init__(self, case: Case, folder: Path, desk: AuditDesk, pace: Pace) -> None:
+        self.case: Case = case
+        self.folder, self.desk, self.pace = folder, desk, pace
+        self.loop: PlainLoop | None = None
+        self.rows: list[Audit] = []
+        self.asks = Asks()
+        self.failed = self.but = ""
+
+    def run(self, board: Board, terms: AuditTerms) -> Audited:
+        """Audit what ranks keep, and ask for more; return what was found once the run is over."""
+        while not self.desk.has_begun:
+            time.sleep(_LOOK_S)
+        first_is_kept = self.desk.is_open
+        while True:
+            is_over = self.desk.is_over()  # asked first: what was kept before is seen then
+            place = self.next()
+            if place is not None:
+                self.asks.heard()
+                self.desk.may(self.pace.affords(2))
+                self.audit(place)
+                wrong = bool(self.rows) and bool(self.rows[-1].problem)
+                if wrong and terms.otherwise != "warn":
+                    board.ask_to_stop(DIFFERS)
+                if self.failed or wrong:
+                    break
+            elif is_over:
+                break
+            else:
+                self.pace.used(self.own_s)
+                waits = first_is_kept and not self.rows  # as was said by who leads the run
+                if not waits:
+                    self.asks.ask(board, self.pace)
+                    self.desk.may(self.pace.affords(1 + self.asks.is_open))
+                self.desk.wait(self._soon_s(first=waits))
+        self.desk.may(False)
+        self.pace.used(self.own_s)
+        own = self.pace.spent_s, self.pace.of_s
+        return Audited(tuple(self.rows), *own, self.failed, but=self.but)
+
+    @property
+    def own_s(self) -> float:
+        """Return the processor time of this process: forking it, and its end, which takes as
+        long."""
+        return time.process_time() + 2 * self.desk.fork_s
+
+    def _soon_s(self, *, first: bool) -> float:
+        """Return when to look for a step that was kept: seldom, where none is waited for."""
+        now_s = time.monotonic()
+        if first or self.asks.is_open:
+            waited_s = now_s - self.pace.begun_s if first else self.asks.waited_s
+            return min(_SELDOM_S, max(_LOOK_S, _EVERY * waited_s))
+        return min(_SELDOM_S, max(_LOOK_S, self.pace.soon_s()))
+
+    def next(self) -> Path | None:
+        """Return where all ranks have kept a step that was not audited; None: there is none."""
+        hidden = self.folder / HIDDEN
+        with suppress(FileNotFoundError):
+            return next((path for path in sorted(hidden.iterdir()) if is_kept(path)), None)
+        return None
+
+    def audit(self, place: Path) -> None:
+        """Make the step that was kept in a folder again, and compare."""
+        step = step_of(place)
+        try:
+            start_s = time.process_time()
+            cpu, law, steps = _gathered(place, step)
+            case = self._case(law, range(step, step + steps))
+            if self.loop is None and case.late is None:
+                self.loop = plain_loop(case, digests=False)
+                start_s = time.process_time()
+            proof = self._proof(case, place)
+        except PenstockError as problem:
+            self.failed = f"step {step + 1} could not be audited: {problem.message}"
+            shutil.rmtree(place, ignore_errors=True)
+            return
+        except Exception as problem:  # noqa: BLE001 - the job's own code may raise anything
+            words = f"{type(problem).__name__}: {problem}"
+            self.failed = f"step {step + 1} could not be audited: {words}"
+            shutil.rmtree(place, ignore_errors=True)
+            return
+        cost_s = self.pace.told(cpu, self.own_s, time.process_time() - start_s)
+        words = ", ".join(map(str, proof.differences))
+        row = Audit(step, proof.problem, words, cost_s, len(proof.steps))
+        self.rows.append(row)
+        add_line(self.folder / AUDITS, json.dumps({**asdict(row), "time": time.time()}))
+        if proof.problem:
+            shutil.rmtree(self.folder / KEPT, ignore_errors=True)
+            place.rename(self.folder / KEPT)
+        else:
+            shutil.rmtree(place)
+            keep_audited(self.folder / "checkpoints", step + row.steps)
+
+    def _case(self, law: str, steps: range) -> Case:
+        """Return the task that a step, or a window that is computed by a law, is.
+
+        Raises:   RunError: it is a window of another plan.
+        """
+        late = self.case.late
+        if law and (late is None or law != law_of(late.program, late.stages)):
+            raise RunError("the plan was made again by an asynchronous schedule")
+        return replace(self.case, steps=tuple(steps), late=late if law else None)
+
+    def _proof(self, case: Case, place: Path) -> Proof:
+        """Return how steps differ; an update that follows from no state is left out."""
+        before = checkpoint.folder_of(place / "before", case.steps[0])
+        case = replace(case, resume=before)
+        found = judged(case, place, self.loop)
+        if self.loop is not None:
+            self.loop.plain.rest()
+        if found.problem and case.updates and (why := case.forgets()):
+            self.but, self.case = why, replace(self.case, updates=False)
+            return self._proof(replace(case, updates=False), place)
+        return found
+
+
+def _gathered(place: Path, step: int) -> tuple[dict[str, tuple[float, float]], str, int]:
+    """Make checkpoints of what ranks have kept of a step; return the processor time of each, and
+    what keeping took of it; and by which law so many steps were computed.
+    """
+    taken(place / "before", step)
+    after = taken(place / "after", step + 1)
+    whole = checkpoint.unread(after)
+    plain, heads = whole.plain, {key.partition("/")[0] for key in whole.tensors}
+    own = {k.partition("/")[2]: v for k, v in plain.items() if k.startswith("cpu/")}
+    losses = [row for k, v in plain.items() if k.startswith("losses/") for row in _rows(v)]
+    count = sum(count for _, count in losses)
+    loss = sum(loss * count for loss, count in losses) / count if count else float("nan")
+    (place / "losses.json").write_text(json.dumps({str(step): loss}))
+    (place / "after").rename(place / str(step))
+    steps = 1 + sum(head.startswith(LATER.partition("{")[0]) for head in heads)
+    return {rank: _pair(value) for rank, value in own.items()}, str(plain.get(LAW, "")), steps
+
+
+def _rows(value: Any) -> list[tuple[float, float]]:
+    return [(float(loss), float(count)) for loss, count in value]
+
+
+def _pair(value: Any) -> tuple[float, float]:
+    whole, kept = value
+    return float(whole), float(kept)
+
+
+# -- the last audited checkpoint ------------------------------------------------------------------
+
+
+def keep_audited(checkpoints: Path, step: int) -> None:
+    """Keep the newest checkpoint after at most `step` steps as "audited": the run is proved to
+    there.  Its files are the same ones under other names.
+    """
+    known = [one for one in checkpoint.steps_in(checkpoints) if one <= step]
+    if not known or audited_in(checkpoints) == known[-1]:
+        return
+    new, folder = checkpoints / ".audited-new", checkpoints / "audited"
+    shutil.rmtree(new, ignore_errors=True)
+    try:
+        source = checkpoint.folder_of(checkpoints, known[-1])
+        shutil.copytree(source, new, copy_function=checkpoint.link)
+    except (FileNotFoundError, shutil.Error):  # it has just been removed: a newer one is there
+        return
+    (new / "audited.json").write_text(json.dumps({"step": known[-1]}))
+    if folder.exists():
+        checkpoint.remove(folder)
+    new.rename(folder)
+
+
+def audited_in(checkpoints: Path) -> int | None:
+    """Return after how many steps the last audited checkpoint is; None: there is none."""
+    path = checkpoints / "audited" / "audited.json"
+    if not path.exists():
+        return None
+    return cast(int, read_json(path, CheckpointError, "note of the audited checkpoint")["step"])
+
+
+def back_to_audited(checkpoints: Path) -> tuple[int, Path] | None:
+    """Give the last audited checkpoint its name again, if it has lost it; return its step and
+    folder.  None: there is none.
+    """
+    step = audited_in(checkpoints)
+    if step is None:
+        return None
+    folder = checkpoint.folder_of(checkpoints, step)
+    if not folder.exists():
+        shutil.copytree(checkpoints / "audited", folder, copy_function=checkpoint.link)
+        (folder / "audited.json").unlink()
+    return step, folder

@@ -1,0 +1,1 @@
+"""State: what a rank holds of its stages: weights, gradients, versions, what an optimizer keeps."""

@@ -1,0 +1,1 @@
+"""Laws: how the next value of each tensor that forward writes follows from the one before."""

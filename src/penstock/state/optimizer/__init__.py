@@ -1,0 +1,1 @@
+"""Optimizer: the job's own, divided over stages and ranks."""

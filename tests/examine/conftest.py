@@ -1,0 +1,11 @@
+"""What tests of what a job is found to be share."""
+
+import pytest
+
+from penstock.examine.reads import functions_in
+
+
+@pytest.fixture(scope="module")
+def parsed(request: pytest.FixtureRequest) -> None:
+    """Let the forks that look for impurities find the sources of a module's jobs parsed."""
+    functions_in(str(request.path))

@@ -1,0 +1,116 @@
+"""Failing: a job's own error ends the run for all, with a checkpoint of the steps before it."""
+
+import errno
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from penstock.checkpoints import checkpoint
+from penstock.errors import CheckpointError, JobError, RunError
+from penstock.listener import SILENT
+from penstock.members.failing import may_be_saved
+from penstock.pilot.losses import PlanBasis
+from penstock.runtime.finite import NotFinite, NotFiniteError
+from penstock.training.results import explained
+from tests.members import runs
+from tests.parity.models import data, plain_loop
+
+AT = 2 * runs.MICRO_BATCHES + 1  # a micro-batch of the third step
+
+
+@pytest.fixture(autouse=True)
+def mortal(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs.mortal(monkeypatch)
+
+
+def failing(problem: BaseException, ranks: int, *, everywhere: bool = False) -> PlanBasis:
+    """Return what plans are made from of a job whose data fails, on one rank or on all."""
+    failed = threading.Event()
+
+    def broken(start: int) -> Iterator[Any]:
+        for number, batch in enumerate(data(start), start):
+            if number >= AT and (everywhere or not failed.is_set()):
+                failed.set()
+                raise problem
+            yield batch
+
+    ways = runs.ways_of("gpt", "adamw", ranks)
+    (way,) = ways.ways
+    return replace(ways, ways=(way._replace(job=replace(way.job, data=broken)),))
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (3, 1), (1, 1)], ids=["replicas", "pipeline", "alone"])
+def test_an_error_in_data_ends_all_with_a_checkpoint_of_the_steps_before_it(
+    shape: tuple[int, int], tmp_path: Path
+) -> None:
+    count = shape[0] * shape[1]
+    ways = failing(ArithmeticError("row 9 is broken"), count)
+    told = runs.run(ways, {count: runs.plan_for(ways, *shape)}, count, tmp_path)
+    assert len(told.ended) == count
+    for end in told.ended.values():
+        assert isinstance(end.problem, RunError)
+        assert "ArithmeticError: row 9 is broken" in str(end.problem)
+    newest = checkpoint.latest(tmp_path / "checkpoints")
+    assert newest is not None
+    kept, expected = checkpoint.load(newest), plain_loop(runs.job_of("gpt"), 2, runs.MICRO_BATCHES)
+    assert kept.step == 2
+    for key, value in expected.weights.items():
+        torch.testing.assert_close(kept.tensors[key], value, rtol=1e-9, atol=1e-9)
+    assert {step.step for step in told.steps} == {0, 1}
+
+
+def test_a_rank_that_dies_meanwhile_keeps_nobody_from_writing_it(tmp_path: Path) -> None:
+    ways = failing(ArithmeticError("row 9 is broken"), 3, everywhere=True)
+    plans = {3: runs.plan_for(ways, 1, 3), 2: runs.plan_for(ways, 1, 2)}
+    told = runs.run(ways, plans, 3, tmp_path, runs.doomed_between((9, 0, 0), 1, 3))
+    newest = checkpoint.latest(tmp_path / "checkpoints")
+    assert newest is not None
+    assert checkpoint.load(newest).step == 2
+    assert sum(isinstance(end.problem, RunError) for end in told.ended.values()) == 2
+
+
+def test_the_error_names_the_checkpoint_from_which_the_run_can_go_on(tmp_path: Path) -> None:
+    job = runs.job_of("gpt")
+    assert explained(tmp_path, job, RunError("row 9 is broken"), SILENT).hint == ""
+    folder = checkpoint.folder_of(tmp_path / "checkpoints", 2)
+    folder.mkdir(parents=True)
+    (folder / "state.json").touch()
+    told = explained(tmp_path, job, RunError("row 9 is broken"), SILENT)
+    assert told.hint == "--resume continues from step-000002"
+    assert explained(tmp_path, job, RunError("no", hint="do"), SILENT).hint == "do"
+
+
+class _Vote:
+    def __init__(self, passed: int) -> None:
+        self.passed = passed
+
+
+@pytest.mark.parametrize(
+    ("problem", "passed", "done", "is_saved"),
+    [
+        (ValueError(), 1, 2, True),
+        (MemoryError(), -1, 2, True),
+        (JobError("the data ended"), 1, 2, True),
+        (ValueError(), 2, 2, False),  # it came in the update, after the step has counted
+        (ValueError(), -1, 0, False),  # nothing has been done
+        (OSError(errno.ENOSPC, ""), 1, 2, False),
+        (CheckpointError("no"), 1, 2, False),
+        (NotFiniteError(NotFinite("the loss", "nan", 2, (8,))), 1, 2, False),
+    ],
+)
+def test_a_checkpoint_is_written_where_all_still_hold_the_step_before(
+    problem: Exception, passed: int, done: int, *, is_saved: bool, tmp_path: Path
+) -> None:
+    vote: Any = _Vote(passed)
+    assert may_be_saved(problem, vote, done, tmp_path) == is_saved
+    assert not may_be_saved(problem, None, done, tmp_path)
+    assert not may_be_saved(problem, vote, done, None)
+    folder = checkpoint.folder_of(tmp_path, done)
+    folder.mkdir()
+    (folder / "state.json").touch()
+    assert not may_be_saved(problem, vote, done, tmp_path)  # there is one

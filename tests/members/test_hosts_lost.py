@@ -1,0 +1,95 @@
+"""Hosts lost: state that one host alone has is kept on another, where that costs a step little."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from penstock.cluster import Host
+from penstock.errors import PlanError
+from penstock.pilot.losses import PlanBasis, committing
+from penstock.plan import Guarding, Plan
+from penstock.plan.lower import lower_plan
+from penstock.plan.reshape import Counts, reshaped
+from penstock.program.alone import fewest_holders, guarded
+from tests.members import runs
+from tests.members.test_kills import check
+
+TURNS = "dapple(ranks=2-2)"  # both replicas of a stage are neighbours
+
+
+@pytest.fixture(autouse=True)
+def mortal(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs.mortal(monkeypatch)
+
+
+def on_two_hosts(bytes_per_s: float) -> PlanBasis:
+    """Return four ranks on two hosts; between them so many bytes a second."""
+    ways = runs.ways_of("gpt", "adamw", 4)
+    hosts = tuple(Host(name, ways.cluster.devices[0].name, 2) for name in "ab")
+    between = replace(ways.cluster.inside, latency_s=1e-6, bytes_per_s=bytes_per_s)
+    return replace(ways, cluster=replace(ways.cluster, hosts=hosts, between=between))
+
+
+def turns(ways: PlanBasis, **options) -> Plan:
+    return runs.plan_for(ways, 2, 1, TURNS, **options)
+
+
+def why(plan: Plan) -> str:
+    return next(each.why for each in plan.decisions if each.what == "redundancy")
+
+
+def test_replicas_of_one_host_are_kept_on_another_where_that_costs_little() -> None:
+    near = turns(on_two_hosts(1e12))
+    assert near.agreement.guard is not None
+    assert near.agreement.guard.shared == (0, 1)
+    assert near.agreement.guard.apart == 2
+    assert "and of any host" in why(near)
+    far = turns(on_two_hosts(1e6))
+    assert far.agreement.guard is None
+    assert "with a, b the run goes back to its last checkpoint" in why(far)
+    assert "a copy on another host would take" in why(far)
+    alone = turns(runs.ways_of("gpt", "adamw", 4))  # on one host nothing can be done
+    assert alone.agreement.guard is None
+
+
+def test_only_the_first_of_the_replicas_gives_what_they_share() -> None:
+    ways = on_two_hosts(1e12)
+    program = lower_plan(turns(ways), ways.ways[0].captured.graph)
+    assert guarded(program, (0, 1)) == [(0,), (), (1,), ()]
+    assert guarded(program, ()) == [()] * 4
+
+
+def test_a_host_with_all_replicas_of_a_stage_may_be_lost(tmp_path: Path) -> None:
+    ways = on_two_hosts(1e12)
+    plans = {4: turns(ways), 2: runs.plan_for(ways, 1, 2)}
+    told = runs.run(ways, plans, 4, tmp_path, runs.doomed_all({0: (2, 3), 1: (2, 3)}, at_once=True))
+    check(told, "gpt", killed=2)
+    assert [event.view.resume for event in told.events] == ["start", ""]
+
+
+def test_how_many_losses_take_state_along_counts_replicas_and_guards() -> None:
+    ways = runs.ways_of("gpt", "adamw", 4)
+    graph = ways.ways[0].captured.graph
+
+    def fewest(plan: Plan, guard: Guarding | None) -> int:
+        return fewest_holders(lower_plan(plan.changed(guard=guard), graph))
+
+    line, grid, pairs = runs.plan_for(ways, 4, 1), runs.plan_for(ways, 2, 2), turns(ways)
+    assert (fewest(line, None), fewest(line, Guarding(1))) == (1, 2)
+    assert (fewest(grid, None), fewest(pairs, None)) == (2, 2)
+    assert fewest(pairs, Guarding(1, 2, (0, 1))) == 3
+    assert fewest(pairs, Guarding(1, 2, (0,))) == 2
+
+
+def test_a_plan_names_stages_that_it_has_and_drops_them_with_other_counts() -> None:
+    ways = on_two_hosts(1e12)
+    plan = turns(ways)
+    with pytest.raises(PlanError, match="guard is of stages 2 of 2"):
+        plan.changed(guard=Guarding(1, 2, (2,)))
+    assert Plan.from_text(runs.text_of(plan)).agreement.guard == plan.agreement.guard
+    graph, line = ways.ways[0].captured.graph, runs.plan_for(ways, 4, 1)
+    counts = Counts(line.cuts, line.schedule, 4, (runs.MICRO_BATCHES,))
+    assert plan.agreement.guard is not None
+    assert reshaped(plan, graph, counts).agreement.guard == plan.agreement.guard._replace(shared=())
+    assert committing(plan, ways).agreement.guard == plan.agreement.guard
