@@ -314,23 +314,6 @@ def test_updates_that_follow_from_no_state_are_left_out_once_one_differs(why, tm
     assert asked == [why]  # not of the step that was equal
 
 
-def test_a_plain_loop_that_fails_is_said_once(tmp_path):
-    case = planned("gpt", plan_of(captured("gpt", EXACT).graph, "one_f_one_b", 2, 2))
-    kept(case, tmp_path)
-
-    def ended(start: int) -> Iterator[object]:
-        yield from ()
-
-    wrong = replace(case, job=replace(case.job, data=ended))
-    with closing(AuditDesk()) as desk:
-        bench = Bench(case_of(wrong, (0,)), tmp_path, desk, Pace(1.0, BASIS))
-        place = bench.next()
-        assert place is not None
-        bench.audit(place)
-    assert bench.failed.startswith("step 1 could not be audited: the job's data ended")
-    assert bench.rows == []
-
-
 def test_a_step_that_not_all_have_kept_is_not_audited(tmp_path):
     case = planned("gpt", plan_of(captured("gpt", EXACT).graph, "one_f_one_b", 2, 2))
     kept(case, tmp_path)

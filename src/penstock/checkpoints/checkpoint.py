@@ -52,7 +52,7 @@ from penstock.files import read_json, write_text
 from penstock.state.parts import key_in, whole
 from penstock.typed import Endless, damage, typed
 
-_UNREADABLE = (  # what reading bytes of others comes to
+UNREADABLE = (  # what reading bytes of others comes to
     SafetensorError,
     OSError,
     ValueError,
@@ -222,7 +222,7 @@ def _reading(file: Path, folder: Path) -> Generator[None]:
     """
     try:
         yield
-    except _UNREADABLE as problem:
+    except UNREADABLE as problem:
         words = f"{problem}" or type(problem).__name__
         message = f"checkpoint file {file} is missing or damaged: {words}"
         raise CheckpointError(message, hint=_to_older(folder)) from problem
@@ -236,7 +236,7 @@ def putting_back(step: int) -> Generator[None]:
     """
     try:
         yield
-    except _UNREADABLE as problem:
+    except UNREADABLE as problem:
         words = f"{type(problem).__name__}: {problem}"
         message = f"the checkpoint after {step} steps does not fit the job: {words}"
         raise CheckpointError(message, hint="delete it to resume from an older one") from problem

@@ -31,23 +31,16 @@ from typing import Any, cast, final
 
 from penstock.checkpoints import checkpoint
 from penstock.checkpoints.control import Board
-from penstock.errors import CheckpointError, PenstockError, RunError
+from penstock.errors import CheckpointError
 from penstock.files import add_line, read_json
 from penstock.processes.child import Aside, SilentError, can_fork
 from penstock.prove.audit_desk import AuditDesk
 from penstock.prove.audit_pace import AuditBasis, Pace, used_s, used_with_s
+from penstock.prove.audit_parts import lacks_room, put_together, words_of
 from penstock.prove.audits import AUDITS, KEPT, SHORT, Audit, Audited, AuditTerms
 from penstock.prove.judge import Case, PlainLoop, judged, plain_loop
 from penstock.prove.proof import Proof
-from penstock.runtime.audited import (
-    LATER,
-    LAW,
-    Audits,
-    is_kept,
-    law_of,
-    step_of,
-    taken,
-)
+from penstock.runtime.audited import Audits, is_final, is_kept, law_of, step_of
 from penstock.typed import typed
 from penstock.units import format_bytes
 
@@ -205,7 +198,7 @@ class Bench:
         first_is_kept = self.desk.is_open
         while True:
             is_over = self.desk.is_over()  # asked first: what was kept before is seen then
-            place = self.next()
+            place = self.next(is_over=is_over)
             if place is not None:
                 self.asks.heard()
                 self.desk.may(self.pace.affords(2))
@@ -243,54 +236,70 @@ class Bench:
             return min(_SELDOM_S, max(_LOOK_S, _EVERY * waited_s))
         return min(_SELDOM_S, max(_LOOK_S, self.pace.soon_s()))
 
-    def next(self) -> Path | None:
-        """Return where all ranks have kept a step that was not audited; None: there is none."""
+    def next(self, *, is_over: bool = False) -> Path | None:
+        """Return where a step was kept that was not audited; None: there is none.
+
+        One that a rank has left out is there once all have kept a later one, or none is at work.
+        """
         hidden = self.folder / HIDDEN
         with suppress(FileNotFoundError):
-            return next((path for path in sorted(hidden.iterdir()) if is_kept(path)), None)
+            places = sorted(hidden.iterdir())
+            whole = [is_kept(place) for place in places]
+            for at, place in enumerate(places):
+                if whole[at] or (is_final(place) and (is_over or any(whole[at:]))):
+                    return place
         return None
 
     def audit(self, place: Path) -> None:
-        """Make the step that was kept in a folder again, and compare."""
-        step = step_of(place)
+        """Make the step that was kept in a folder again, and compare; what cannot be made differs.
+
+        What the machine has no room for, and a folder that not all ranks see, say nothing of a
+        step: then there are no more audits.
+        """
+        step, start_s = step_of(place), time.process_time()
+        is_seen = bool(self.rows) or any(map(is_kept, place.parent.iterdir()))
         try:
-            start_s = time.process_time()
-            cpu, law, steps = _gathered(place, step)
-            case = self._case(law, range(step, step + steps))
+            kept = put_together(place, step)
+            if self._is_of_another_plan(kept.law):
+                self._fail(place, "the plan was made again by an asynchronous schedule")
+                return
+            case = self._case(kept.law, range(step, step + kept.steps))
             if self.loop is None and case.late is None:
                 self.loop = plain_loop(case, digests=False)
                 start_s = time.process_time()
             proof = self._proof(case, place)
-        except PenstockError as problem:
-            self.failed = f"step {step + 1} could not be audited: {problem.message}"
-            shutil.rmtree(place, ignore_errors=True)
-            return
         except Exception as problem:  # noqa: BLE001 - the job's own code may raise anything
-            words = f"{type(problem).__name__}: {problem}"
-            self.failed = f"step {step + 1} could not be audited: {words}"
-            shutil.rmtree(place, ignore_errors=True)
+            if lacks_room(problem) or not is_seen:
+                self._fail(place, words_of(problem))
+            else:
+                self._tell(place, Audit(step, words_of(problem), "", self.own_s))
             return
-        cost_s = self.pace.told(cpu, self.own_s, time.process_time() - start_s)
+        cost_s = self.pace.told(kept.cpu_s, self.own_s, time.process_time() - start_s)
         words = ", ".join(map(str, proof.differences))
-        row = Audit(step, proof.problem, words, cost_s, len(proof.steps))
+        self._tell(place, Audit(step, proof.problem, words, cost_s, len(proof.steps)))
+
+    def _tell(self, place: Path, row: Audit) -> None:
+        """Note what an audit has found; a step that differs stays."""
         self.rows.append(row)
         add_line(self.folder / AUDITS, json.dumps({**asdict(row), "time": time.time()}))
-        if proof.problem:
+        if row.problem:
             shutil.rmtree(self.folder / KEPT, ignore_errors=True)
             place.rename(self.folder / KEPT)
         else:
             shutil.rmtree(place)
-            keep_audited(self.folder / "checkpoints", step + row.steps)
+            keep_audited(self.folder / "checkpoints", row.step + row.steps)
+
+    def _fail(self, place: Path, why: str) -> None:
+        self.failed = f"step {step_of(place) + 1} could not be audited: {why}"
+        shutil.rmtree(place, ignore_errors=True)
+
+    def _is_of_another_plan(self, law: str) -> bool:
+        late = self.case.late
+        return bool(law) and (late is None or law != law_of(late.program, late.stages))
 
     def _case(self, law: str, steps: range) -> Case:
-        """Return the task that a step, or a window that is computed by a law, is.
-
-        Raises:   RunError: it is a window of another plan.
-        """
-        late = self.case.late
-        if law and (late is None or law != law_of(late.program, late.stages)):
-            raise RunError("the plan was made again by an asynchronous schedule")
-        return replace(self.case, steps=tuple(steps), late=late if law else None)
+        """Return the task that a step, or a window that is computed by a law, is."""
+        return replace(self.case, steps=tuple(steps), late=self.case.late if law else None)
 
     def _proof(self, case: Case, place: Path) -> Proof:
         """Return how steps differ; an update that follows from no state is left out."""
@@ -303,33 +312,6 @@ class Bench:
             self.but, self.case = why, replace(self.case, updates=False)
             return self._proof(replace(case, updates=False), place)
         return found
-
-
-def _gathered(place: Path, step: int) -> tuple[dict[str, tuple[float, float]], str, int]:
-    """Make checkpoints of what ranks have kept of a step; return the processor time of each, and
-    what keeping took of it; and by which law so many steps were computed.
-    """
-    taken(place / "before", step)
-    after = taken(place / "after", step + 1)
-    whole = checkpoint.unread(after)
-    plain, heads = whole.plain, {key.partition("/")[0] for key in whole.tensors}
-    own = {k.partition("/")[2]: v for k, v in plain.items() if k.startswith("cpu/")}
-    losses = [row for k, v in plain.items() if k.startswith("losses/") for row in _rows(v)]
-    count = sum(count for _, count in losses)
-    loss = sum(loss * count for loss, count in losses) / count if count else float("nan")
-    (place / "losses.json").write_text(json.dumps({str(step): loss}))
-    (place / "after").rename(place / str(step))
-    steps = 1 + sum(head.startswith(LATER.partition("{")[0]) for head in heads)
-    return {rank: _pair(value) for rank, value in own.items()}, str(plain.get(LAW, "")), steps
-
-
-def _rows(value: Any) -> list[tuple[float, float]]:
-    return [(float(loss), float(count)) for loss, count in value]
-
-
-def _pair(value: Any) -> tuple[float, float]:
-    whole, kept = value
-    return float(whole), float(kept)
 
 
 # -- the last audited checkpoint ------------------------------------------------------------------

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -38,12 +38,14 @@ from penstock.runtime.rank import Rank
 from penstock.schedule.weight_rule import SYNCHRONOUS
 from penstock.state.weights import StageWeights
 from penstock.transport.transport import Transport
+from penstock.typed import damage, typed
 
 State = tuple[Mapping[str, Tensor], Mapping[str, object]]  # tensors and plain values by key
 _NOTHING: State = {}, {}
 Given = Callable[[], Mapping[str, Tensor]]  # gradients by key, as an optimizer is given them
 MOST_STEPS = 4  # of a window
 LAW, LATER = "law", "step-{}/{}"  # keys: of how it is computed; of a gradient in a later step of it
+STEPS = "steps"  # key: of how many steps are kept
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,6 +66,14 @@ class WatchedOptimizer(NamedTuple):
     optimizer: Optimizer
     given: Given
     weights: Given = dict[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What a rank notes beside its part: how many ranks there are, and plain values by key."""
+
+    ranks: int
+    plain: dict[str, Any]
 
 
 @final
@@ -147,6 +157,7 @@ class StepKeeper:
         tensors = {**tensors, **self._given}
         about = {f"losses/{rank}": self._losses, f"held/{rank}": dict(self._held())}
         about |= {LAW: self._law} if self._law else {}
+        about |= {STEPS: min(self._steps, MOST_STEPS)}
         self._cpu_s += time.process_time() - start_s
         about |= {f"cpu/{rank}": [time.process_time(), self._cpu_s]}
         self._put(self._folder / "after", (tensors, {**plain, **about}))
@@ -227,17 +238,42 @@ def step_of(folder: Path) -> int:
     return int(folder.name.partition("-")[0])
 
 
+def is_final(folder: Path) -> bool:
+    """Return whether a step was kept where no rank may be lost: else some may never tell of it."""
+    return folder.name.isdigit()
+
+
 def is_kept(folder: Path) -> bool:
-    """Return whether all ranks have kept what they have of a step in a folder of its own."""
+    """Return whether all ranks have kept what they have of a step in a folder of its own.
+
+    A damaged note says no more of them: then it is true, and putting them together fails.
+    """
     return _is_whole(folder / "before") and _is_whole(folder / "after")
 
 
 def _is_whole(folder: Path) -> bool:
-    notes = list(folder.glob("rank-*.json"))
-    if not notes:
-        return False
-    told = read_json(notes[0], CheckpointError, "note of an audit")
-    return len(notes) == told["ranks"]
+    ranks = ranks_of(folder)
+    try:
+        return bool(ranks) and len(ranks) == note_of(folder, ranks[0]).ranks
+    except CheckpointError:
+        return True
+
+
+def ranks_of(folder: Path) -> list[int]:
+    """Return the ranks whose notes are in a folder."""
+    names = (path.stem.removeprefix("rank-") for path in folder.glob("rank-*.json"))
+    return sorted(int(name) for name in names)
+
+
+def note_of(folder: Path, rank: int) -> Note:
+    """Return what a rank has noted in a folder.
+
+    Raises:   CheckpointError: it is damaged.
+    """
+    path = folder / f"rank-{rank}.json"
+    content = read_json(path, CheckpointError, "note of an audit")
+    with damage(f"note {path}", CheckpointError, hint="audits write it anew"):
+        return typed(Note, content)
 
 
 def taken(folder: Path, step: int) -> Path:
@@ -246,11 +282,9 @@ def taken(folder: Path, step: int) -> Path:
     Raises:   CheckpointError: a note is damaged.
     """
     plain: dict[str, object] = {}
-    for note in sorted(folder.glob("rank-*.json")):
-        own = read_json(note, CheckpointError, "note of an audit")["plain"]
-        assert isinstance(own, dict), "as it was written"
-        plain |= own
-        note.unlink()
+    for rank in ranks_of(folder):
+        plain |= note_of(folder, rank).plain
+        (folder / f"rank-{rank}.json").unlink()
     parts = sorted(path.name for path in folder.glob("rank-*.safetensors"))
     content = {"step": step, "parts": parts, "plain": plain, "checksums": {}}
     place = folder_of(folder, step)

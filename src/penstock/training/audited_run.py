@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from penstock.checkpoints import checkpoint
 from penstock.choose.unjoined import unjoined_choice
 from penstock.choose.update_memory import forgets
-from penstock.errors import AloneError, RunError
+from penstock.errors import CheckpointError, PenstockError, RunError
 from penstock.files import finite, write_text
 from penstock.plan.plan import Plan, is_asynchronous
 from penstock.prove.audit import (
@@ -230,7 +230,7 @@ def go_on(
         return session.train_on(other, step, place, found)
     if choice is not None and (apart := unjoined_choice(session, choice, found, why)):
         return session.train_on(apart, step, place, found)
-    if choice is not None and is_right_eagerly(session, found, problem.audit):
+    if choice is not None and is_right_eagerly(session, found, problem):
         return session.train_eagerly(step, place, found)
     if not is_new:  # what it had in Python then is gone
         raise problem
@@ -246,8 +246,11 @@ def gone_back_to_start(session: "Session") -> None:
     rewind(session.folder, 0)
 
 
-def is_right_eagerly(session: "Session", found: "Examined", audit: Audit) -> bool:
-    """Return whether eager replicas make the step that differed as the plain loop does."""
+def is_right_eagerly(session: "Session", found: "Examined", problem: DiffersError) -> bool:
+    """Return whether eager replicas make the step that differed as the plain loop does.
+
+    From what was kept of it; where that is damaged, from where the run goes back to.
+    """
     from penstock.cluster.cluster import Cluster
     from penstock.prove.prove import prove_eager
     from penstock.runtime.eager import replicas_of
@@ -255,11 +258,21 @@ def is_right_eagerly(session: "Session", found: "Examined", audit: Audit) -> boo
 
     most = session.fixed.ranks or Cluster.here().num_ranks
     ranks = replicas_of(session.job, most, found.laws)
-    before = checkpoint.folder_of(session.folder / KEPT / "before", audit.step)
-    about = session.job, ranks, (audit.step,)
+    step, before = _whence(session, problem)
+    about = session.job, ranks, (step,)
     try:
         with session.listener.busy("looking for what makes that step right"):
             proof = prove_eager(*about, resume=before, laws=found.laws, launcher=run_processes)
-    except AloneError:
+    except PenstockError:  # only one process can, or none
         return False
     return not proof.problem
+
+
+def _whence(session: "Session", problem: DiffersError) -> tuple[int, Path | None]:
+    step = problem.audit.step
+    kept = checkpoint.folder_of(session.folder / KEPT / "before", step)
+    try:
+        checkpoint.load(kept)
+    except CheckpointError:
+        return problem.back
+    return step, kept
