@@ -59,6 +59,46 @@ class Seen(NamedTuple):
 
 BREAKS = (
     Break(
+        "documents see others",
+        "batches/packed.py",
+        "mask = document_ids[:, None, :, None] == document_ids[:, None, None, :]",
+        "mask = document_ids[:, None, :, None] >= document_ids[:, None, None, :]",
+        ("tests/batches/test_packed.py",),
+        "a document of a row attends to those before it",
+    ),
+    Break(
+        "documents predict on",
+        "batches/packed.py",
+        "ends = tokens.new_full((1,), IGNORED)",
+        "ends = tokens[:1]",
+        ("tests/batches/test_packed.py",),
+        "the last token of a document predicts something",
+    ),
+    Break(
+        "rows of one epoch",
+        "batches/packed.py",
+        'data.how.seed, "documents", epoch, own)',
+        'data.how.seed, "documents", own)',
+        ("tests/batches/test_packed.py",),
+        "the same documents stand together in each epoch",
+    ),
+    Break(
+        "keys of micro-batches",
+        "batches/bucketed.py",
+        "step, micro_batch = divmod(number, self.step_micro_batches)",
+        "step, micro_batch = number, 0",
+        ("tests/batches/test_bucketed.py",),
+        "the micro-batches of a step have several lengths",
+    ),
+    Break(
+        "steps of several keys",
+        "keyed.py",
+        "known.step_micro_batches % micro_batches == 0",
+        "known.step_micro_batches >= micro_batches",
+        ("tests/batches/test_bucketed.py",),
+        "a job's steps may hold micro-batches of two steps of its data",
+    ),
+    Break(
         "norms-decay",
         "ported.py",
         "        ([p for n, p in named if n not in decayed], 0.0),",

@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
     "page",
     [
         "job.md",
+        "shapes.md",
         "examine.md",
         "graph.md",
         "profile.md",

@@ -30,6 +30,7 @@ ROOMS = (
     "large_batch",
     "best",
     "weighted",
+    "keyed",
     "job",
     "batches",
     "ported",

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from penstock import rules
     from penstock.averages import ema, swa
-    from penstock.batches import batches, from_loader
+    from penstock.batches import batches, bucketed, document_mask, from_loader, packed
     from penstock.cluster import Cluster
     from penstock.errors import PenstockError
     from penstock.estimate.traced import estimate
@@ -67,7 +67,9 @@ __all__ = [
     "Schedule",
     "Timeline",
     "batches",
+    "bucketed",
     "by_name",
+    "document_mask",
     "ema",
     "estimate",
     "from_loader",
@@ -77,6 +79,7 @@ __all__ = [
     "lower",
     "measure",
     "mlflow",
+    "packed",
     "report",
     "rules",
     "run",
@@ -106,7 +109,9 @@ _PLACES = {
     "Schedule": "schedule",
     "Timeline": "timeline",
     "batches": "batches",
+    "bucketed": "batches",
     "by_name": "graph.composed",
+    "document_mask": "batches",
     "ema": "averages",
     "estimate": "estimate.traced",
     "from_loader": "batches",
@@ -116,6 +121,7 @@ _PLACES = {
     "lower": "plan.of_plan",
     "measure": "profile.of_graph",
     "mlflow": "writers",
+    "packed": "batches",
     "report": "report.of_run",
     "rules": "rules",
     "run": "training.run",

@@ -25,6 +25,7 @@ from penstock.averages import Average
 from penstock.best import LOWEST, Sets, check_best, check_names, sets_of
 from penstock.bits import AS_IT_IS, WIRE_BITS, is_wire_bits
 from penstock.errors import JobError, PenstockError
+from penstock.keyed import check_keyed
 from penstock.script import as_started, ended_early, parsing, script_of
 from penstock.sums import sums_way
 from penstock.weighted import weighted
@@ -150,6 +151,7 @@ class Job:
             own: int = getattr(self.data, "step_micro_batches", _MICRO_BATCHES)
             object.__setattr__(self, "micro_batches", own)
         _check_whole("micro_batches", self.micro_batches, at_least=1)
+        check_keyed(self.data, self.micro_batches)
         _check_whole("num_steps", self.num_steps, at_least=1)
         _check_whole("seed", self.seed, at_least=0)
         if self.weight is not None and self.batch_by_ranks:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, Protocol, final
 
 import torch
 from torch.utils.data import Dataset
@@ -44,9 +44,7 @@ class Map:
 
     def picked(self, reads: ReadNumbers) -> Iterator[Batch]:
         """Return the micro-batches of these numbers, in this order."""
-        if not self.how.workers:
-            return Endless(map(self.batch, reads.numbers()), len(self))
-        return Endless(iter(self.how.loader(_ByNumber(self), _Numbers(reads))), len(self))
+        return picked(self, reads)
 
     def batch(self, number: int) -> Batch:
         """Return micro-batch `number`."""
@@ -76,11 +74,36 @@ def _order(length: int, seed: int, epoch: int) -> Any:
     return torch.randperm(length, generator=source).numpy()
 
 
+def order_of(length: int, *place: object) -> list[int]:
+    """Return the numbers below `length` in an order that follows from `place`."""
+    source = torch.Generator().manual_seed(mixed(*place))
+    order: list[int] = torch.randperm(length, generator=source).numpy().tolist()
+    return order
+
+
+class Numbered(Protocol):
+    """Data whose micro-batches are made by their numbers from a dataset with indexed samples."""
+
+    @property
+    def dataset(self) -> Any: ...
+    @property
+    def how(self) -> Batching: ...
+    def __len__(self) -> int: ...
+    def batch(self, number: int) -> Batch: ...
+
+
+def picked(data: Numbered, reads: ReadNumbers) -> Iterator[Batch]:
+    """Return the micro-batches of these numbers, in this order."""
+    if not data.how.workers:
+        return Endless(map(data.batch, reads.numbers()), len(data))
+    return Endless(iter(data.how.loader(_ByNumber(data), _Numbers(reads))), len(data))
+
+
 @final
 class _ByNumber(Dataset[Batch]):
     """What the processes that read ahead read; to a worker_init_fn it is the dataset itself."""
 
-    def __init__(self, of: Map) -> None:
+    def __init__(self, of: Numbered) -> None:
         object.__setattr__(self, "of", of)
 
     def __getitem__(self, index: int) -> Batch:

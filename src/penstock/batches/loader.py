@@ -25,6 +25,7 @@ from torch.utils.data import (
 
 from penstock.batches.by_number import Map
 from penstock.batches.how import Batching, Collate, Last, named
+from penstock.batches.packed import Packed
 from penstock.batches.reads import Data
 from penstock.batches.stream import Stream
 from penstock.errors import JobError
@@ -111,7 +112,7 @@ def epoch_of(data: Data) -> tuple[int, int]:
     """Return the samples of a micro-batch, and how many an epoch has; 0: nobody knows."""
     if isinstance(data, WeightedData):
         data = data.of
-    if isinstance(data, Map):
+    if isinstance(data, Map | Packed):
         return data.how.batch_size, len(data)
     return (data.how.batch_size, 0) if isinstance(data, Stream) else (0, 0)
 

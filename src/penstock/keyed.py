@@ -1,0 +1,41 @@
+"""Keyed: data whose steps have one of several shapes, which a function of their number tells."""
+
+from collections.abc import Hashable, Mapping
+from typing import Any, Protocol, cast
+
+from penstock.errors import JobError
+
+
+class Keyed(Protocol):
+    """Data that knows the key of each micro-batch without reading it.
+
+    step_micro_batches:  of which the first of a step has the key of all; a job may take steps of
+                         a divisor of it.
+    keys:                of the steps of an epoch, and how many steps have each.
+    """
+
+    @property
+    def step_micro_batches(self) -> int: ...
+    @property
+    def keys(self) -> Mapping[Any, int]: ...
+    def key_of(self, number: int) -> Hashable: ...
+    def number_of(self, key: Any) -> int: ...
+
+
+def keyed(data: object) -> Keyed | None:
+    """Return the data if it is keyed; of weighted data, what is weighted."""
+    inner: Any = getattr(data, "of", data) if not hasattr(data, "key_of") else data
+    return cast("Keyed", inner) if hasattr(inner, "key_of") else None
+
+
+def check_keyed(data: object, micro_batches: int) -> None:
+    """Raise where a step would have micro-batches of several keys.
+
+    Raises:   JobError.
+    """
+    known = keyed(data)
+    if known is None or known.step_micro_batches % micro_batches == 0:
+        return
+    message = f"Job.micro_batches is {micro_batches}, and the data makes steps of"
+    hint = f"say it there: ps.bucketed(..., micro_batches={micro_batches})"
+    raise JobError(f"{message} {known.step_micro_batches} of one length", hint=hint)
