@@ -185,6 +185,17 @@ def test_fused_attention_is_random_only_with_dropout(dropout: float, random: boo
     assert _compat.draws_random(op, (q, q, q), {"dropout_p": dropout}) == random
 
 
+def test_tensors_of_torchs_own_kinds_can_become_each_other() -> None:
+    """Of another key they cannot: sparse ones, or those of a vendor's device (tests/rehearsal)."""
+    one, other = torch.zeros(2), torch.ones(3)
+    assert _compat.can_become(one, other)
+    assert not _compat.can_become(one, other.to_sparse())
+    with pytest.raises(RuntimeError, match="incompatible tensor type"):
+        one.data = other.to_sparse()
+    one.data = other
+    assert one.tolist() == [1.0, 1.0, 1.0]
+
+
 def test_memory_profile_notes_allocations_releases_and_marks_in_order() -> None:
     gc.collect()  # what tests before this one have left
     with _compat.memory_profile() as events:

@@ -17,7 +17,7 @@ def test_process_on_a_machine_without_an_accelerator_computes_on_its_cores() -> 
     assert here() == HOST
     assert (here().place, here().backend, here().name) == (torch.device("cpu"), "gloo", "cpu")
     assert device.all_here() == ()
-    assert device.idle_kind() == ""
+    assert (device.idle_kind(), device.idle_words()) == ("", "")
 
 
 def test_cpu_queues_nothing_and_its_forks_compute() -> None:
@@ -42,6 +42,7 @@ def test_accelerator_of_a_kind_without_a_row_stays_idle(monkeypatch: pytest.Monk
     try:
         assert here() == HOST
         assert device.idle_kind() == "xpu"
+        assert "accelerator of kind xpu" in device.idle_words()
     finally:
         device._kind.cache_clear()
 

@@ -309,6 +309,11 @@ def why_no_compiler(device: torch.device) -> str:
     return ""
 
 
+def can_become(one: Tensor, other: Tensor) -> bool:
+    """Return whether `one.data = other` is allowed: not from the host to a kind of its own."""
+    return torch._has_compatible_shallow_copy_type(one, other)  # pyright: ignore[reportPrivateImportUsage]
+
+
 def draws_random(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Return whether this call of an ATen op draws random numbers.
 

@@ -317,6 +317,13 @@ def idle_kind() -> str:
     return "" if found is None or found.type in KINDS else found.type
 
 
+def idle_words() -> str:
+    """Return in words that an accelerator is here and stays idle; else ""."""
+    kind = idle_kind()
+    words = f"there is an accelerator of kind {kind}, on which Penstock does not compute"
+    return f"{words}: ranks compute on CPU cores" if kind else ""
+
+
 def why_none() -> str:
     """Return why there is no accelerator."""
     return "built for CPU" if torch.version.cuda is None else "no driver or no device"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import penstock
-from tests.rehearsal.library import cache_folder
+from tests.rehearsal.library import CUDA, built, cache_folder
 
 ROOT = Path(__file__).parent.parent.parent
 SRC = Path(penstock.__file__).parent.parent  # what is tested, which may be a copy
@@ -53,15 +53,19 @@ def rehearse(
     gpus: int = 1,
     bytes_of_each: int = 1 << 30,
     torchrun: int = 0,
+    kind: str = CUDA,
 ) -> Rehearsed:
     """Run `penstock ARGUMENTS` on so many rehearsal GPUs; nothing of other runs is found again.
 
     torchrun:  how many ranks torchrun starts; 0: none does.
+    kind:      what torch calls such a device; Penstock knows it, unless it is "idle".
     """
     seen = folder / "seen"
     seen.mkdir(parents=True, exist_ok=True)
     own = {"REHEARSAL_GPUS": str(gpus), "REHEARSAL_BYTES": str(bytes_of_each)}
+    own["REHEARSAL_KIND"] = kind
     own |= {"REHEARSAL_SEEN": str(seen), "REHEARSAL_CACHE": str(cache_folder())}
+    built(kind)
     own["XDG_CACHE_HOME"] = str(folder / "cache")
     starts = ["-m", "torch.distributed.run", "--nproc-per-node", str(torchrun)] if torchrun else []
     done = subprocess.run(

@@ -1,5 +1,7 @@
 """CUDA: torch.cuda over the rehearsal device.  Import it before torch, whose hooks are read once.
 
+Where the environment's REHEARSAL_KIND is another word than cuda, the device is of that kind, as a
+vendor's own package would have it (torch's PrivateUse1), and torch.cuda stays as it is.
 REHEARSAL_GPUS says how many there are, REHEARSAL_BYTES how many bytes each has.  As with torch's, a
 process that has asked for a GPU, were it only whether there is one, has forks that cannot use it.
 """
@@ -9,7 +11,7 @@ import sys
 import types
 from typing import Any
 
-from tests.rehearsal.library import loaded
+from tests.rehearsal.library import CUDA, KIND, loaded
 
 assert "torch" not in sys.modules, "torch looks for CUDA when it is imported"
 COUNT = int(os.environ.get("REHEARSAL_GPUS", "1"))
@@ -95,7 +97,7 @@ class Stream:
         start()
         self.id = library.rehearsal_new_stream(index_of(device)) if id is None else id
         self.device_index, self.stream_id, self.device_type = self.id >> 32, self.id & 0xFFFFFFFF, 1
-        self.device = torch.device("cuda", self.device_index)
+        self.device = torch.device(KIND, self.device_index)
 
     def wait_stream(self, other: "Stream") -> None:
         self.wait_event(other.record_event())
@@ -164,14 +166,14 @@ def _properties(device: Any = None) -> types.SimpleNamespace:
     return types.SimpleNamespace(**about, major=9, minor=0, multi_processor_count=132)
 
 
-def _state(device: Any = "cuda") -> torch.Tensor:
+def _state(device: Any = KIND) -> torch.Tensor:
     place = torch.empty(_STATE_BYTES, dtype=torch.uint8)
     size = library.rehearsal_state(index_of(device), place.data_ptr(), _STATE_BYTES)
     assert size <= _STATE_BYTES, "there is room for a generator's state"
     return place[:size].clone()
 
 
-def _set_state(state: torch.Tensor, device: Any = "cuda") -> None:
+def _set_state(state: torch.Tensor, device: Any = KIND) -> None:
     own = state.contiguous()
     library.rehearsal_set_state(index_of(device), own.data_ptr(), own.numel())
 
@@ -192,7 +194,7 @@ def _synchronize(device: Any = None) -> None:
 
 
 def _resized(storage: Any, size: int) -> Any:
-    if storage.device.type != "cuda":
+    if storage.device.type != KIND:
         return _resize_of_torch(storage, size)
     library.rehearsal_settle(current_stream(storage.device).id)  # messages know only the place
     library.rehearsal_resize(storage._cdata, size)
@@ -250,5 +252,22 @@ _OURS: dict[str, Any] = {
     "get_rng_state_all": lambda: [_state(device) for device in range(COUNT)],
     "set_rng_state_all": lambda all: [_set_state(state, at) for at, state in enumerate(all)],
 }
+_ONLY_OF_CUDA = ("cudart", "can_device_access_peer", "get_device_capability")
+
+
+def _module() -> Any:
+    """Return torch's module of the kind: CUDA's own, or one as a vendor's package brings it."""
+    if KIND == CUDA:
+        return cuda
+    made, backends = types.ModuleType(f"torch.{KIND}"), torch.utils.backend_registration
+    backends.rename_privateuse1_backend(KIND)
+    torch._register_device_module(KIND, made)
+    backends.generate_methods_for_privateuse1_backend()
+    made.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]  # type: ignore
+    return made
+
+
+_target = _module()
 for _name, _own in _OURS.items():
-    setattr(cuda, _name, _own)
+    if KIND == CUDA or _name not in _ONLY_OF_CUDA:
+        setattr(_target, _name, _own)

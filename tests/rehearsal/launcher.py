@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.rehearsal import cuda, nccl  # noqa: F401 - before torch
+from tests.rehearsal.library import KIND
 
 # isort: split
+from penstock import device
 from penstock.far import FarMemory
 from penstock.gauge import benchmark, links
 from penstock.profile import measure
@@ -62,6 +64,8 @@ def _end() -> None:
         _note("process", **_counts())
 
 
+if KIND != "idle":
+    device.KINDS = (*device.KINDS, KIND)  # type: ignore[assignment] - all that a kind asks for
 FarMemory.__init__ = _far  # type: ignore[method-assign]
 Rank.run = _run  # type: ignore[method-assign]
 atexit.register(_end)

@@ -1,5 +1,6 @@
 """Library: the rehearsal device, compiled once for each version of its source and of torch.
 
+As CUDA, or as a kind that torch does not know of itself: the environment's REHEARSAL_KIND names it.
 Finds torch without importing it: the library has to be loaded before torch looks for CUDA.
 """
 
@@ -13,7 +14,8 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-HERE = Path(__file__).parent
+HERE, CUDA = Path(__file__).parent, "cuda"
+KIND = os.environ.get("REHEARSAL_KIND", CUDA)
 _SOURCES = ("clocks.h", "memory.h", "ops.h", "device.cpp")
 _FLAGS = ("-std=c++20", "-O1", "-fPIC", "-shared", "-w")
 _INTS = (
@@ -37,12 +39,17 @@ def why_not() -> str:
     return "no compiler: the rehearsal device needs g++ (apt-get install g++)"
 
 
-def built_path() -> Path:
+def built_path(kind: str = KIND) -> Path:
     """Return where the library is kept: outside the tree, by all that it is made from."""
     digest = hashlib.sha256(" ".join((version("torch"), *_FLAGS)).encode())
     for name in _SOURCES:
         digest.update((HERE / name).read_bytes())
-    return cache_folder() / f"cuda-{digest.hexdigest()[:16]}.so"
+    return cache_folder() / f"{_key_of(kind)}-{digest.hexdigest()[:16]}.so"
+
+
+def _key_of(kind: str) -> str:
+    """Return what torch calls the device before it is given a name."""
+    return CUDA if kind == CUDA else "privateuseone"
 
 
 def cache_folder() -> Path:
@@ -52,9 +59,9 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock-rehearsal"
 
 
-def built() -> Path:
+def built(kind: str = KIND) -> Path:
     """Return the library, compiled if it is not there yet: 15 s of a processor."""
-    path = built_path()
+    path = built_path(kind)
     if path.exists():
         return path
     found = importlib.util.find_spec("torch")
@@ -65,7 +72,8 @@ def built() -> Path:
         made = Path(folder) / path.name
         includes = (f"-I{torch}/include", f"-I{torch}/include/torch/csrc/api/include")
         libraries = (f"-L{torch}/lib", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{torch}/lib")
-        source = ("-DAS_CUDA", str(HERE / "device.cpp"), "-o", str(made))
+        named = ("-DAS_CUDA",) if kind == CUDA else ()
+        source = (*named, str(HERE / "device.cpp"), "-o", str(made))
         subprocess.run(["g++", *_FLAGS, *source, *includes, *libraries], check=True)
         made.replace(path)
     return path

@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import Any
 
 from tests.rehearsal.cuda import Event, Stream, current_stream, library
+from tests.rehearsal.library import KIND
 
 # isort: split
 import torch  # after the device
@@ -31,7 +32,7 @@ def _on_host(tensor: torch.Tensor) -> torch.Tensor:
 
     Raises:   RuntimeError: NCCL would not take it.
     """
-    if not tensor.is_cuda:
+    if tensor.device.type != KIND:
         raise RuntimeError(f"NCCL: tensors must be CUDA and dense, not on {tensor.device}")
     if not tensor.is_contiguous():
         raise RuntimeError("NCCL: tensors must be contiguous")
@@ -273,7 +274,7 @@ class _NcclGroup:
         return Group(store, rank, size, _NEVER)
 
 
-dist.Backend.register_backend("rehearsal", Group, devices=["cuda"])
+dist.Backend.register_backend("rehearsal", Group, devices=[KIND])
 _begin_of_torch = dist.init_process_group
 dist.init_process_group = _begin
 dist.ProcessGroupNCCL = _NcclGroup()  # type: ignore[attr-defined]

@@ -41,6 +41,19 @@ def test_command_starts_a_rank_on_each_gpu(tmp_path: Path) -> None:
         assert last["beside"] > 0
 
 
+def test_sums_in_few_numbers_are_proved_and_accounted_for(tmp_path: Path) -> None:
+    """What is held back lies on each device, and comes from a checkpoint of the host."""
+    asked = ["--stages", "1", "--sums", "int8", "--no-trial", "--steps", "2", "--out", "run"]
+    seen = rehearse(["train", f"{JOBS}:job", *asked], tmp_path, gpus=2)
+    assert seen.code == 0, seen.text
+    assert "equal to the plain loop" in seen.text
+    assert seen.races == []
+    for last in seen.last_windows:
+        assert last["live"] <= 1.02 * last["held"]
+        assert last["syncs"] <= 1
+        assert last["pageable"] == 0
+
+
 def test_stages_send_over_nccl_as_the_plain_loop_computes(tmp_path: Path) -> None:
     """In float16, whose gradients may overflow: that is asked with all else."""
     asked = ["--stages", "2", "--schedule", "zb_h1", "--steps", "2", "--out", "run"]
@@ -68,3 +81,26 @@ def test_plan_of_several_ranks_is_checked_on_one_gpu(tmp_path: Path) -> None:
     seen = rehearse(["check", f"{JOBS}:job", "--steps", "1"], tmp_path, gpus=2)
     assert seen.code == 0, seen.text
     assert seen.races == []
+
+
+def test_kind_that_torch_does_not_know_trains_as_cuda_does(tmp_path: Path) -> None:
+    """A row in device.py is all that it needs.  It pins as torch does, in powers of two; its
+    modules cannot be set aside, as its tensors cannot become the host's.
+    """
+    asked = ["--stages", "2", "--units", "block", "--offload", "all", "--no-trial", "--steps", "2"]
+    arguments = ["train", f"{JOBS}:job", *asked, "--out", "run"]
+    seen = rehearse(arguments, tmp_path, gpus=2, kind="pretend")
+    assert seen.code == 0, seen.text
+    assert "equal to the plain loop" in seen.text
+    assert "validating" in seen.text
+    assert seen.races == []
+    assert seen.devices == {0, 1}
+    for last in seen.last_windows:
+        assert last["far"] > 0
+        assert last["syncs"] <= 1
+        assert last["pageable"] == 0
+
+
+def test_kind_without_a_row_is_said_to_stay_idle(tmp_path: Path) -> None:
+    seen = rehearse(["doctor"], tmp_path, kind="idle")
+    assert "an accelerator of kind idle, on which Penstock does not compute" in seen.text

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
 
 from penstock.errors import PlanError
 from penstock.graph.tensor.choose import by_tensor
@@ -15,7 +17,7 @@ from penstock.plan.plan import Plan, divided, plan_by_hand
 from penstock.prove.prove import Planned, prove
 from penstock.runtime.launch import run_processes, run_threads
 from penstock.search.balance import StageEnds, balanced_cuts
-from tests.graph.zoo import JOBS
+from tests.graph.zoo import JOBS, job_of
 
 FREE = RankSpeed(latency_s=0.0, link_bytes_per_s=1e11)
 
@@ -54,6 +56,33 @@ def test_steps_of_ranks_that_divide_ops_are_those_of_the_plain_loop(name, option
 def test_in_processes_too():
     proof = prove(planned("blocks"), (0,), launcher=run_processes)
     assert not proof.problem
+
+
+class Forked(nn.Module):
+    """The gradient of what the head reads goes two ways on, as two views of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(64, 32), nn.Linear(32, 64, bias=False)
+        self.layer = nn.Linear(32, 32)
+
+    def forward(self, words):
+        x = self.table(words)
+        return self.head(x + self.layer(x))
+
+
+def test_views_of_one_value_are_summed_once_each():
+    job = job_of(Forked, lambda drawn: torch.randint(64, (2, 8), generator=drawn), of_words)
+    job = replace(job, micro_batches=2, optimizer=adam)
+    made = by_tensor(capture(job), 2, RankSpeed(latency_s=3e-5, link_bytes_per_s=1e9))
+    plan = plan_by_hand(made.graph, [], "one_f_one_b", num_micro_batches=2)
+    plan = divided(plan, made.graph, collect_points(made.graph))
+    proof = prove(Planned(job, made, plan), (0,), launcher=run_threads)
+    assert not proof.problem
+
+
+def of_words(model, words):
+    return cross_entropy(model(words).flatten(0, 1), words.flatten())
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ def _torch() -> Iterator[Finding]:
 
 
 def _accelerators() -> Iterator[Finding]:
-    from penstock.device import all_here, idle_kind, why_none
+    from penstock.device import all_here, idle_kind, idle_words, why_none
 
     if not (found := all_here()):
         yield Finding("GPU", "note", f"none ({why_none()}): ranks compute on CPU cores")
@@ -141,9 +141,8 @@ def _accelerators() -> Iterator[Finding]:
     if found:
         words = "nothing of Penstock has run on a real GPU, only on pretend ones (docs/devices.md)"
         yield Finding("run on GPUs", "note", words, "bench/gpu/all.sh FOLDER says what works here")
-    if kind := idle_kind():
-        words = f"there is an accelerator of kind {kind}, on which Penstock does not compute"
-        yield Finding(kind, "note", f"{words}: ranks compute on CPU cores")
+    if words := idle_words():
+        yield Finding(idle_kind(), "note", words)
 
 
 def _machine() -> Iterator[Finding]:

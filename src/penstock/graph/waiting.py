@@ -15,6 +15,7 @@ Ignores:  weights that `torch.jit` or an autograd function of the author's own r
 import weakref
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -47,10 +48,20 @@ def is_hollow(model: nn.Module) -> bool:
     return model in HOLLOW
 
 
+@cache
+def can_wait() -> bool:
+    """Return whether a tensor on the accelerator of this process can come to the host's memory and
+    stay the one that others know: torch has that of its own kinds, not of a vendor's.
+    """
+    near = torch.empty(0, device=here().place)
+    return _compat.can_become(near, torch.empty(0))
+
+
 def has_to_wait(model: nn.Module) -> bool:
     """Return whether the accelerator of this process has no room for a model and its loop."""
     device = here()
-    return not device.is_cpu and COPIES * bytes_of(model.parameters()) > device.usable_bytes
+    is_small = device.is_cpu or COPIES * bytes_of(model.parameters()) <= device.usable_bytes
+    return not is_small and can_wait()
 
 
 def placed(model: nn.Module) -> nn.Module:

@@ -90,8 +90,9 @@ class Plain:
         for name, gradient in (self.sums.take() if self.sums else {}).items():
             self.parameters[name].grad = gradient
         for name, released in self.released.items() if backward else ():
-            given = self.parameters[name].grad
-            self.parameters[name].grad = released.clone() if given is None else given + released
+            own, given = self.parameters[name], self.parameters[name].grad
+            released = released.to(own.device)  # a checkpoint is in the host's memory
+            own.grad = released.clone() if given is None else given + released
         if self.loss_scale is not None and backward:
             self._unscale(self.loss_scale)
         self._add_left()

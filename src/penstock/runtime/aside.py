@@ -2,7 +2,8 @@
 
 A rank has the weights of its stages beside it; the whole module is needed before it is made, for
 validations, and when all is trained.  It stays where it is if something else may look at it: an
-optimizer of the author's own, a hook, what `Job.state` names, or parameters in one memory.
+optimizer of the author's own, a hook, what `Job.state` names, or parameters in one memory; or if
+tensors of such a device cannot be moved in their place.
 """
 
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from penstock.device import CPU, here
-from penstock.graph.waiting import has_to_wait
+from penstock.graph.waiting import can_wait, has_to_wait
 
 if TYPE_CHECKING:
     from penstock.runtime.rank import Rank
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 def set_aside(rank: "Rank") -> None:
     """Let the module of a rank wait in the host's memory, if nobody looks at it meanwhile."""
     model = rank.capture.model
-    if here().is_cpu or rank.job.state or not _is_left_alone(rank):
+    if here().is_cpu or rank.job.state or not (can_wait() and _is_left_alone(rank)):
         return
     for tensor in _tensors(model):
         tensor.data = tensor.data.to(CPU)

@@ -1,12 +1,14 @@
 """Collects: what ranks that divide the ops of a stage made in parts, put together for all."""
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from penstock.graph.graph import Graph
 from penstock.graph.parts import part_in
-from penstock.graph.stages import StageEdge
+from penstock.graph.stages import StageEdge, Stages
 from penstock.graph.tensor.cuts import collects_in, how_of
 from penstock.graph.tensor.of_rank import of_rank
 from penstock.graph.trace import Capture
@@ -32,6 +34,7 @@ def collect_call(rank: "Rank", instruction: Collect) -> Call:
     kind = instruction.of.kind
     segment = stages.stages[instruction.of.stage].segment("F" if kind == "F" else "B")
     lasting = {graph.nodes[value].storage for value in segment.keeps}
+    lasting |= _several(stages, graph)
     copies = [value for value in values if graph.nodes[value].storage in lasting]
     frame = rank.frames[edge.target, instruction.of.micro_batch]
     transport, ranks = rank.transport, instruction.ranks
@@ -49,6 +52,15 @@ def collect_call(rank: "Rank", instruction: Collect) -> Call:
             frame[value] = _gathered(frame[value], transport, ranks)
 
     return add if instruction.how == "sum" else gather
+
+
+def _several(stages: Stages, graph: Graph) -> set[int]:
+    """Return the storages in which several values lie that go from stage to stage.
+
+    One of them collected in its place would be collected again with the next one.
+    """
+    counts = Counter(graph.nodes[value].storage for edge in stages.edges for value in edge.values)
+    return {storage for storage, count in counts.items() if count > 1}
 
 
 def _gathered(own: Tensor, transport: Any, ranks: tuple[int, ...]) -> Tensor:

@@ -16,6 +16,7 @@ they are sent, and the bytes that takes, says penstock/sums.py:
 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from itertools import product
 from typing import NamedTuple, final
 
 import torch
@@ -75,11 +76,15 @@ def _run(flat: int, row: Mapping[int, tuple[int, int, tuple[int, ...]]]) -> SumR
     return SumRun(flat, first, max(end for _, end, _ in row.values()), shapes)
 
 
-def _unused(run: SumRun, reached: AbstractSet[int]) -> Tensor:
-    rest = torch.ones(run.end - run.start, dtype=torch.bool)
-    for node, (start, shape) in run.shapes.items():
-        rest[start : start + count_of(shape)] = node not in reached
-    return rest
+def _unused(run: SumRun, reached: AbstractSet[int]) -> list[slice]:
+    """Return where in a run lie numbers of no gradient: gaps, and what has none."""
+    used = sorted(
+        (start, start + count_of(shape))
+        for node, (start, shape) in run.shapes.items()
+        if node in reached
+    )
+    ends = [0, *(end for pair in used for end in pair), run.end - run.start]
+    return [slice(a, b) for a, b in zip(ends[::2], ends[1::2], strict=True) if a < b]
 
 
 def held_in(tensors: Mapping[str, Tensor], name: str) -> Iterator[tuple[int, Tensor]]:
@@ -97,7 +102,7 @@ class HeldBack:
     shared:  parameters that other stages hold, too; reached: those that have a gradient.
     seed:    by which Q is drawn at first.
     left:    by flat tensor of gradients, as large as it.
-    unused:  of each run, which numbers are of no gradient: they are zeros, and stay so.
+    unused:  of each run, where numbers are of no gradient: they are zeros, and stay so.
     powers:  by node, Q of a matrix; the same on all ranks.
     """
 
@@ -112,7 +117,7 @@ class HeldBack:
         self.way, self.layouts, self.runs = way, layouts, runs_of(layouts, shared)
         if way.kind == "delayed":
             self.runs = runs_of(layouts, frozenset(), {layout.dtype for layout in layouts})
-        self.unused = [_unused(run, reached).to(layouts[run.flat].device) for run in self.runs]
+        self.unused = [_unused(run, reached) for run in self.runs]
         self.left = [layout.new() for layout in layouts]
         self.place, self.count = 0, 1  # of this rank among those that sum
         self.delayed = Delayed(self.left) if way.kind == "delayed" else None
@@ -145,10 +150,10 @@ class HeldBack:
                 pair = flat[run.start : run.end], self.left[number][run.start : run.end]
                 self._sum_run(transport, run, pair, ranks)
                 if self.way.kind == "sign":  # which has no zero
-                    for each in pair:
-                        each[rest] = 0
+                    for each, place in product(pair, rest):
+                        each[place] = 0
 
-    def _rows(self) -> list[tuple[SumRun, Tensor]]:
+    def _rows(self) -> list[tuple[SumRun, list[slice]]]:
         return list(zip(self.runs, self.unused, strict=True))
 
     def _sum_run(

@@ -25,7 +25,7 @@ from penstock.choose.windows import (
     parse_seconds,
 )
 from penstock.cluster.cluster import Cluster
-from penstock.device import here
+from penstock.device import here, idle_words
 from penstock.errors import JobError, PenstockError, PlanError, RunError
 from penstock.job import Job
 from penstock.listener import SILENT, Listener, Row, SaysOnly
@@ -140,6 +140,8 @@ def train_requested(request: Request, listener: Listener | None) -> "Trained | N
     heard = _heard_by(listener)
     _compat.let_sockets_have_no_files()
     here().enter()  # before any code of the job's: it may mean the device that is current
+    if words := idle_words():
+        heard.say(words)
     job, is_elastic = (
         _with_arguments(request.job, request.arguments),
         request.options.get("elastic"),
