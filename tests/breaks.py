@@ -4549,6 +4549,16 @@ BREAKS = (
         "a right run goes back because the machine had no room for an audit",
     ),
     Break(
+        "audits_are_forgotten_with_their_process",
+        "prove/audit.py",
+        "return Audited(rows, failed=",
+        "return Audited(failed=",
+        (
+            "tests/prove/test_audit_parts.py::test_a_run_whose_auditing_process_is_killed_ends_and_says_so",
+        ),
+        "what was audited before the process was killed is not in the summary",
+    ),
+    Break(
         "a_damaged_state_stands_in_the_way_of_replicas",
         "training/audited_run.py",
         "        return problem.back\n    return step, kept",

@@ -2,7 +2,9 @@
 
 import errno
 import json
+import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -215,3 +217,20 @@ def test_a_state_that_cannot_be_read_is_made_from_where_the_run_goes_back_to(tmp
     for name, value in plain_weights(linear(), 12).items():
         assert torch.allclose(trained.outcome.weights[name], value, atol=1e-6)
     assert "damaged" in str(trained.summary["audited"])
+    assert "; audited at" in str(trained.summary["audited"])  # by replicas, not the plain loop
+
+
+def test_a_run_whose_auditing_process_is_killed_ends_and_says_so(tmp_path, monkeypatch):
+    right = Bench.audit
+
+    def killed(self: Bench, place: Path) -> None:
+        if self.rows:
+            os.kill(os.getpid(), signal.SIGKILL)
+        right(self, place)
+
+    monkeypatch.setattr(Bench, "audit", killed)
+    options = {"ranks": 2, "num_steps": 12, "audit": "50%", "trial": False}
+    trained = ps.train(linear(), out=tmp_path, **options)
+    assert trained is not None
+    words = "audited at 1 step, the last of them step 1: equal to the plain loop; the process that"
+    assert str(trained.summary["audited"]).startswith(words)

@@ -31,9 +31,9 @@ from typing import Any, cast, final
 
 from penstock.checkpoints import checkpoint
 from penstock.checkpoints.control import Board
-from penstock.errors import CheckpointError
-from penstock.files import add_line, read_json
-from penstock.processes.child import Aside, SilentError, can_fork
+from penstock.errors import CheckpointError, RunError
+from penstock.files import add_line, json_object, read_json
+from penstock.processes.child import Aside, can_fork
 from penstock.prove.audit_desk import AuditDesk
 from penstock.prove.audit_pace import AuditBasis, Pace, used_s, used_with_s
 from penstock.prove.audit_parts import lacks_room, put_together, words_of
@@ -64,18 +64,21 @@ class Auditor:
     def __init__(self, folder: Path, desk: AuditDesk, aside: Aside) -> None:
         self.folder, self.desk, self._aside = folder, desk, aside
         self.audits = Audits(folder / HIDDEN, desk.affords)
+        self._before = len(_rows_in(folder))  # audits of runs before this one
 
     def finish(self) -> Audited:
         """Return what all audits have found, once the last one is made; no rank is at work.
 
-        Raises:   RunError: the process died.
+        Of a process that is gone, killed or broken, that is what it has written.
         """
         self.desk.end()
         try:
             while (told := self._aside.poll(_SEEN_S)) is None:
                 pass
-        except SilentError as problem:
-            return Audited(failed=f"the process that audits is gone: {problem.message}")
+        except RunError as problem:
+            why = problem.message.strip().splitlines()[-1]
+            rows = tuple(_rows_in(self.folder)[self._before :])
+            return Audited(rows, failed=f"the process that audits is gone: {why}")
         return typed(Audited, told[0])
 
     def close(self) -> None:
@@ -83,6 +86,14 @@ class Auditor:
         self._aside.close()
         self.desk.close()
         shutil.rmtree(self.folder / HIDDEN, ignore_errors=True)
+
+
+def _rows_in(folder: Path) -> list[Audit]:
+    """Return the audits that are written down in the folder of a run, also of earlier ones."""
+    path = folder / AUDITS
+    lines = path.read_text().splitlines() if path.exists() else []
+    rows = (json_object(line, RunError, f"{path}") for line in lines if line.endswith("}"))
+    return [typed(Audit, {k: v for k, v in row.items() if k != "time"}) for row in rows]
 
 
 def why_not(case: Case, terms: AuditTerms, folder: Path, basis: AuditBasis) -> str:
