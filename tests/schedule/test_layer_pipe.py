@@ -85,6 +85,13 @@ def test_each_processor_has_equal_work_but_for_one_micro_batch_of_its_stages(wor
         assert abs(own - m * sum(work) / processors) <= 2 * max(work)
 
 
+def test_no_processor_is_idle():
+    rows = [(14, 15, 15, 99), *itertools.product((1, 3, 20), repeat=4)]
+    for work, processors, m in itertools.product(rows, (2, 3), (1, 2)):
+        made = layer_pipe(4, m, work="-".join(map(str, work)), processors=processors)
+        assert all(len(order) for order in made.orders), f"{work} on {processors}"
+
+
 def test_a_stage_at_the_border_is_divided():
     made = layer_pipe(2, 6, work="9-1", processors=2)
     assert made.stage_ranks == ((0, 1), (1,))

@@ -80,12 +80,16 @@ def _works(given: int | str, num_stages: int) -> IntArray:
 
 
 def _divided(works: IntArray, num_micro_batches: int, count: int) -> Orders:
-    """Return the shortest orders, with stages divided or whole, and backwards whole or cut."""
+    """Return the shortest orders, with stages divided or whole, and backwards whole or cut.
+
+    No rank is idle: where so few micro-batches would leave one so, stages are whole.
+    """
     shape, each = (len(works), num_micro_batches), works.tolist()
     seconds = Seconds(each, each, each)
     free = np.full(count, NO_LIMIT)
     apart = placed(works, num_micro_batches, count)
-    found = greedy_few(apart, seconds, list(_rules(apart, free)), 1)
+    is_busy = len(np.unique(apart)) == count
+    found = greedy_few(apart, seconds, list(_rules(apart, free)), 1) if is_busy else []
     whole = refine(one_f_one_b(count, num_micro_batches), _evenly(works, count))
     ranks = whole.ranks.astype(np.int64)
     known = Rules(script(whole.orders, shape), free, in_order=True)
