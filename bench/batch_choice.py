@@ -43,7 +43,7 @@ from penstock.pilot.phases import until_in
 from penstock.profile.noise import gain
 from penstock.search import Fixed
 from penstock.state.laws.buffers import Laws
-from penstock.training.until import grid_of, ways_for
+from penstock.training.until_loss import grid_of, ways_for
 
 WIDTH, SAMPLES, MICRO_BATCHES, RANKS = 256, 8, 8, 2
 NOISE = 0.5  # standard deviation of what the teacher adds to its answer

@@ -49,7 +49,7 @@ from penstock.checkpoints import checkpoint, saver
 from penstock.checkpoints.control import Control
 from penstock.checkpoints.saver import Saver, State, saving
 from penstock.choose.choose import Choice, Joining
-from penstock.choose.windows import windows_of
+from penstock.choose.run_windows import windows_of
 from penstock.cli import face
 from penstock.cluster import Cluster
 from penstock.graph.trace import capture
@@ -63,7 +63,7 @@ from penstock.profile.measure import measure
 from penstock.runtime.launch import run_threads
 from penstock.runtime.worker import RankResult, Report, Task
 from penstock.search import Fixed
-from penstock.training.elastic import ElasticRun, RunPilot, text_of
+from penstock.training.elastic_run import ElasticRun, RunPilot, text_of
 from penstock.transport import Transport
 
 MiB = 2**20

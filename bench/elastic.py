@@ -52,7 +52,7 @@ from torch import Tensor, nn
 from bench.machine import machine
 from penstock.checkpoints import checkpoint
 from penstock.choose.choose import Choice, Joining
-from penstock.choose.windows import windows_of
+from penstock.choose.run_windows import windows_of
 from penstock.cluster import Cluster
 from penstock.graph.trace import Capture, capture
 from penstock.job import Job
@@ -68,7 +68,7 @@ from penstock.runtime.emulate import sleeping
 from penstock.runtime.launch import run_processes
 from penstock.runtime.worker import Task, work
 from penstock.search import Fixed
-from penstock.training.elastic import ElasticRun, RunPilot, text_of
+from penstock.training.elastic_run import ElasticRun, RunPilot, text_of
 from penstock.training.events import EVENTS
 
 WIDTH, LAYERS, SAMPLES, MICRO_BATCHES, RANKS = 256, 16, 16, 8, 4

@@ -37,7 +37,7 @@ from bench import zoo
 from bench.machine import machine
 from penstock.cli import face
 from penstock.listener import Row as StepRow
-from penstock.pilot.replans import measured_s, replans_in
+from penstock.pilot.replan_log import measured_s, replans_in
 from penstock.plan import Plan
 from penstock.units import format_seconds
 

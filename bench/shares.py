@@ -46,7 +46,7 @@ from penstock.cluster import Cluster, Link
 from penstock.gauge.links import measure_link
 from penstock.graph.trace import Capture, capture
 from penstock.job import Job
-from penstock.pilot.slowed import Slowed, slowed
+from penstock.pilot.slow_ranks import Slowed, slowed
 from penstock.plan import Plan, plan_by_hand
 from penstock.plan.lower import lower_plan, stages_of
 from penstock.profile import Profile

@@ -42,7 +42,7 @@ from torch import Tensor
 from bench.machine import machine
 from bench.models import Size, loss
 from penstock.checkpoints import checkpoint
-from penstock.choose.windows import windows_of
+from penstock.choose.run_windows import windows_of
 from penstock.errors import RunError
 from penstock.files import write_text
 from penstock.graph.trace import Capture, build, capture

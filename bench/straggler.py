@@ -46,7 +46,7 @@ from bench.machine import machine
 from bench.replan import ahead
 from penstock.cli import face
 from penstock.listener import Row as StepRow
-from penstock.pilot.replans import Replan, replans_in
+from penstock.pilot.replan_log import Replan, replans_in
 from penstock.training.events import EVENTS
 from penstock.units import format_seconds
 

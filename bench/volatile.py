@@ -49,7 +49,7 @@ from penstock.fleet.replay import Ruler, replay
 from penstock.fleet.traces import read_market
 from penstock.fleet.work import FleetJob, Speed
 from penstock.job import Job
-from penstock.pilot.wanted import decisions_in
+from penstock.pilot.wishes import decisions_in
 
 RANKS, SHARE, SAMPLES, WIDTH = 3, 2, 4, 4096
 RATE, NOISE = 0.001, 30.0  # so that drift and noise are alike in the end

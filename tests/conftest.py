@@ -30,7 +30,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 @pytest.fixture(autouse=True)
 def _nothing_read_yet() -> None:
     """Let no test begin with what the jobs of others have read: a process has one job as a rule."""
-    outside = sys.modules.get("penstock.examine.outside")
+    outside = sys.modules.get("penstock.examine.surroundings")
     if outside is not None:
         outside.NOTES.values, outside.NOTES.lines, outside.NOTES._own = {}, {}, set()
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import penstock as ps
-from penstock.choose.ask import memory_asked, to_fill
+from penstock.choose.flag_text import memory_asked, to_fill
 from penstock.units import KiB
 from tests.cli import mlp
 from tests.cli.conftest import Call

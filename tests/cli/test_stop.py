@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from penstock.choose.windows import CheckpointInterval, parse_every
+from penstock.choose.run_windows import CheckpointInterval, parse_every
 from penstock.errors import PlanError
 from penstock.training.lock import locked
 from penstock.training.results import lines

@@ -23,9 +23,9 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from penstock.choose.agree import agree, program_digest
 from penstock.choose.choose import on_hosts_of
 from penstock.choose.prepare import joined_step, started_on
+from penstock.choose.same_start import agree, program_digest
 from penstock.cli import main
 from penstock.cluster import Cluster, DeviceKind, Host, Link
 from penstock.errors import ClusterError, PlanError, RunError

@@ -9,16 +9,16 @@ from penstock.errors import PlanError, ReportError
 from penstock.files import write_text
 from penstock.pilot.phases import ChosenBatch, TrainedPhase, UntilFile, figures_of, until_in
 from penstock.report.phases import told_in
-from penstock.training import until
+from penstock.training import until_loss
 from tests.cli.conftest import Call
 
 JOBS = f"{Path(__file__).parent / 'mlp.py'}"
 
 
 def test_loss_that_is_not_reached_is_an_error_after_all_files(call: Call, tmp_path, monkeypatch):
-    monkeypatch.setattr(until, "_FEWEST", 2)
-    monkeypatch.setattr(until, "_MOST", 2)
-    monkeypatch.setattr(until, "_SEARCH_S", 0.2)
+    monkeypatch.setattr(until_loss, "_FEWEST", 2)
+    monkeypatch.setattr(until_loss, "_MOST", 2)
+    monkeypatch.setattr(until_loss, "_SEARCH_S", 0.2)
     folder = tmp_path / "run"
     asked = "train", f"{JOBS}:job", "--until-loss", "1e-6", "--objective", "cost", "--ranks", "1"
     done = call(*asked, "--steps", "8", "--no-check", "--no-trial", "--out", folder)

@@ -9,7 +9,7 @@ import torch
 import penstock as ps
 from penstock.errors import JobError
 from penstock.examine.examine import examine
-from penstock.examine.outside import NOTES, noting
+from penstock.examine.surroundings import NOTES, noting
 from penstock.job import load_job
 
 JOB = """

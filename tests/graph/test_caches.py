@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import penstock as ps
-from penstock.examine.impure import impurities
+from penstock.examine.impurities import impurities
 from penstock.graph.caches import fill_caches
 from penstock.graph.trace import build_model, capture
 from penstock.prove.prove import Planned, prove, prove_eager

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import penstock as ps
-from penstock.examine.impure import impurities
+from penstock.examine.impurities import impurities
 from penstock.graph.lasting import lasting_buffers
 from penstock.graph.trace import build_model, capture
 from penstock.prove.plain import Plain

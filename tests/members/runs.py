@@ -15,7 +15,7 @@ from torch import Tensor
 
 from penstock.checkpoints import checkpoint
 from penstock.choose.choose import Choice, Joining
-from penstock.choose.windows import windows_of
+from penstock.choose.run_windows import windows_of
 from penstock.cluster import Cluster
 from penstock.graph.trace import Capture, capture
 from penstock.job import Job
@@ -32,7 +32,7 @@ from penstock.runtime.calls import Bound, StepResult
 from penstock.runtime.rank import Rank
 from penstock.runtime.worker import Task
 from penstock.search import Fixed
-from penstock.training.elastic import ElasticRun, RunPilot, text_of
+from penstock.training.elastic_run import ElasticRun, RunPilot, text_of
 from penstock.transport.threads import ThreadTransport
 from tests.parity.models import MODELS, OPTIMIZERS, data, loss, plan_of
 

@@ -25,7 +25,7 @@ from penstock.pilot.by_ranks import (
 )
 from penstock.pilot.losses import PlanBasis
 from penstock.plan import Plan
-from penstock.training.elastic import ElasticRun
+from penstock.training.elastic_run import ElasticRun
 from tests.members import runs
 from tests.members.test_every_kill import some
 from tests.members.test_join import newcomer

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from penstock.checkpoints import checkpoint
-from penstock.choose.windows import windows_of
+from penstock.choose.run_windows import windows_of
 from penstock.pilot.losses import PlanBasis
 from penstock.plan import Guarding, Plan
 from penstock.plan.lower import stages_of

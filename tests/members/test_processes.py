@@ -22,7 +22,7 @@ from penstock.plan import Plan
 from penstock.runtime.calls import StepResult
 from penstock.runtime.rank import Rank
 from penstock.runtime.worker import RankResult
-from penstock.training.elastic import ElasticRun, RunPilot, text_of
+from penstock.training.elastic_run import ElasticRun, RunPilot, text_of
 from penstock.training.events import EVENTS
 from tests.members import runs
 from tests.parity.models import plain_loop

@@ -17,7 +17,7 @@ from penstock.members.launch import Scribe, Start, run_members
 from penstock.members.member import RunMember
 from penstock.members.words import View
 from penstock.runtime.calls import StepResult
-from penstock.training.elastic import ElasticRun, RunPilot, text_of
+from penstock.training.elastic_run import ElasticRun, RunPilot, text_of
 from tests.members import runs
 from tests.members.test_kills import case_of, check
 from tests.members.test_processes import Signals, events_in

@@ -8,9 +8,9 @@ import pytest
 
 from penstock.members.member import RunMember
 from penstock.members.words import View
-from penstock.pilot.slowed import slowed
+from penstock.pilot.slow_ranks import slowed
 from penstock.plan import Plan
-from penstock.training import elastic
+from penstock.training import elastic_run
 from tests.members import runs
 from tests.members.test_kills import check
 
@@ -25,13 +25,13 @@ def slow(monkeypatch: pytest.MonkeyPatch, who: int, steps: range, ready_s: float
 
     ready_s:  what a generation is thought to take.
     """
-    hears = elastic.RunPilot.hears
+    hears = elastic_run.RunPilot.hears
 
-    def heard(pilot: elastic.RunPilot, *about) -> None:
+    def heard(pilot: elastic_run.RunPilot, *about) -> None:
         pilot._ready_s = ready_s
         hears(pilot, *about)
 
-    monkeypatch.setattr(elastic.RunPilot, "hears", heard)
+    monkeypatch.setattr(elastic_run.RunPilot, "hears", heard)
 
     def slowness(member: RunMember, own) -> float:
         now = max(own.first, own.vote.passed + 1)
@@ -88,9 +88,13 @@ def test_a_plan_is_read_once_and_not_at_every_step(monkeypatch) -> None:
     ways = runs.ways_of("gpt", "adamw", 2)
     plan = runs.plan_for(ways, 1, 2)
     task = partial(runs.task_of, folder=Path("nowhere"))
-    pilot = elastic.RunPilot(elastic.ElasticRun(ways, task, {2: plan}, 0, runs.STEPS))
-    view, read, real = View(1, 0, elastic.text_of(plan), (0, 1)), list[Plan](), elastic.text_of
-    monkeypatch.setattr(elastic, "text_of", lambda plan: read.append(plan) or real(plan))
+    pilot = elastic_run.RunPilot(elastic_run.ElasticRun(ways, task, {2: plan}, 0, runs.STEPS))
+    view, read, real = (
+        View(1, 0, elastic_run.text_of(plan), (0, 1)),
+        list[Plan](),
+        elastic_run.text_of,
+    )
+    monkeypatch.setattr(elastic_run, "text_of", lambda plan: read.append(plan) or real(plan))
     for step in range(3):
         pilot.hears(view, (1.0, 1.0))
         assert not pilot.shares(view, step)

@@ -10,7 +10,7 @@ from penstock.members import vote
 from penstock.members.vote import Vote, Wishes
 from penstock.program.program import Reduce
 from penstock.runtime.calls import Progress
-from penstock.runtime.look import UnseenNorm
+from penstock.runtime.host_numbers import UnseenNorm
 from penstock.transport import TransportError
 
 

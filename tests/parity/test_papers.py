@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
-from penstock.choose.windows import windows_of
+from penstock.choose.run_windows import windows_of
 from penstock.graph.trace import Capture, capture
 from penstock.job import Job
 from penstock.plan.lower import lower_plan, stages_of

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import penstock as ps
 from penstock.checkpoints import checkpoint
-from penstock.pilot.replans import replanned, replans_in, words_of
+from penstock.pilot.replan_log import replanned, replans_in, words_of
 from penstock.plan import Plan
 from penstock.runtime import sampler
 from penstock.runtime.rank import Rank

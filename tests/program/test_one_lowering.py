@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from penstock.choose.windows import windows_of
+from penstock.choose.run_windows import windows_of
 from penstock.cluster import Cluster
 from penstock.plan.lower import stages_of
 from penstock.runtime import bind, launch

@@ -27,7 +27,7 @@ import penstock as ps
 from penstock.checkpoints import checkpoint
 from penstock.checkpoints.control import LocalBoard
 from penstock.choose.prepare import joined_step
-from penstock.choose.windows import windows_of
+from penstock.choose.run_windows import windows_of
 from penstock.errors import PlanError, RunError
 from penstock.graph.merge import merged
 from penstock.job import Job

@@ -14,8 +14,8 @@ import penstock as ps
 from penstock.graph.merge import merged
 from penstock.graph.trace import capture
 from penstock.plan import Plan, is_asynchronous, schedule_of
-from penstock.prove import digest
 from penstock.prove import prove as proving
+from penstock.prove import read_digest
 from penstock.prove.compare import (
     Difference,
     compared,
@@ -260,8 +260,10 @@ def test_eager_replicas_are_proved_too(name):
 def test_digests_tell_dtype_shape_and_every_byte():
     x = torch.arange(6.0)
     others = (x.view(2, 3), x.double(), x + 1e-6, x.flip(0), x.to(torch.bfloat16), 3)
-    assert len({digest.digest_of([each]) for each in (x, *others)}) == 7
-    assert digest.digest_of([x.view(2, 3).T]) == digest.digest_of([x.view(2, 3).T.contiguous()])
+    assert len({read_digest.digest_of([each]) for each in (x, *others)}) == 7
+    assert read_digest.digest_of([x.view(2, 3).T]) == read_digest.digest_of(
+        [x.view(2, 3).T.contiguous()]
+    )
 
 
 @pytest.mark.parametrize("schedule", ["one_f_one_b", "double_buffered"])

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from penstock.checkpoints import checkpoint
-from penstock.choose.windows import windows_of
+from penstock.choose.run_windows import windows_of
 from penstock.errors import AloneError, BatchMisfitError, RunError
 from penstock.job import Job
 from penstock.plan.lower import stages_of

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.pilot.slowed import slowed
+from penstock.pilot.slow_ranks import slowed
 from penstock.plan import plan_by_hand
 from penstock.plan.lower import lower_plan
 from penstock.search.judge import Judge

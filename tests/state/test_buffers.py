@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from penstock.errors import JobError, PlanError
-from penstock.examine.buffers import check_chosen, fixed_for
+from penstock.examine.buffer_terms import check_chosen, fixed_for
 from penstock.graph.trace import capture
 from penstock.job import Job
 from penstock.plan import plan_by_hand

@@ -14,7 +14,7 @@ from penstock.listener import SILENT
 from penstock.members.mesh import Mesh, listening, where_of
 from penstock.members.words import Welcome, Where
 from penstock.runtime.stop import Stopped
-from penstock.training import elastically, ending, lock
+from penstock.training import elastic_driver, ending, lock
 from penstock.training.addresses import Addresses, write_addresses
 from penstock.training.chronicle import ENDED
 from penstock.training.ending import stop_run, tell_members, why_over
@@ -157,13 +157,13 @@ def test_a_signal_to_the_command_ends_the_ranks_that_took_the_place_of_its_own(
         (folder / ENDED).write_text("{}")
         return 1
 
-    monkeypatch.setattr(elastically, "tell_members", told)
-    monkeypatch.setattr(elastically, "anybody_at", lambda places: True)
+    monkeypatch.setattr(elastic_driver, "tell_members", told)
+    monkeypatch.setattr(elastic_driver, "anybody_at", lambda places: True)
     addresses(tmp_path, {})
-    elastically.wait_for_end(tmp_path, SILENT, Asked())  # pyright: ignore[reportArgumentType]
+    elastic_driver.wait_for_end(tmp_path, SILENT, Asked())  # pyright: ignore[reportArgumentType]
 
 
 def test_a_signal_that_no_rank_hears_ends_the_waiting(tmp_path: Path) -> None:
     addresses(tmp_path, {})
     with pytest.raises(Stopped):
-        elastically.wait_for_end(tmp_path, SILENT, Asked())  # pyright: ignore[reportArgumentType]
+        elastic_driver.wait_for_end(tmp_path, SILENT, Asked())  # pyright: ignore[reportArgumentType]

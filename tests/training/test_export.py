@@ -14,7 +14,7 @@ from penstock.choose.imported import beginning_with
 from penstock.errors import CheckpointError, JobError
 from penstock.job import Job
 from penstock.plan import plan_by_hand
-from penstock.state.named import take_extra
+from penstock.state.python_state import take_extra
 from penstock.state.values import put_value
 from penstock.training.export import chosen, save_pretrained, save_state, trained
 from tests.examples.test_hf import job_of

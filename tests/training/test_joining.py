@@ -10,9 +10,9 @@ from safetensors.torch import save_file
 import penstock as ps
 from penstock.listener import SILENT
 from penstock.runtime.worker import Task
-from penstock.training import elastically, joining, until
+from penstock.training import elastic_driver, joining, until_loss
 from penstock.training.addresses import addresses_in, write_addresses
-from penstock.training.elastic import ElasticRun
+from penstock.training.elastic_run import ElasticRun
 from penstock.training.saved import kept_job
 from tests.cli import mlp
 
@@ -60,7 +60,7 @@ def begun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
             seen.append(run)
             raise SeenError
 
-        monkeypatch.setattr(elastically, "_lived_here", lived)
+        monkeypatch.setattr(elastic_driver, "_lived_here", lived)
         about = {"ranks": 2, "check": False, "trial": False, "out": tmp_path / "run"}
         with pytest.raises(SeenError):
             ps.train(f"{tmp_path / 'job.py'}:job", elastic=True, **about, **asked)
@@ -139,7 +139,7 @@ def test_newcomer_of_a_run_to_a_loss_trains_its_last_phase(
     begun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (("_FEWEST", 3), ("_MOST", 3), ("_SEARCH_S", 0.2)):
-        monkeypatch.setattr(until, name, value)
+        monkeypatch.setattr(until_loss, name, value)
     run = begun(VALIDATED, until_loss=1e-9)
     joined = newcomer(tmp_path / "run")
     plan = run.plans[max(run.plans)]

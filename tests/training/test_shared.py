@@ -16,7 +16,7 @@ import penstock as ps
 from penstock.checkpoints import checkpoint
 from penstock.pilot import replan
 from penstock.pilot.replan import Replanner
-from penstock.pilot.replans import Replan, replanned, replans_in, words_of
+from penstock.pilot.replan_log import Replan, replanned, replans_in, words_of
 from penstock.plan import Plan
 from penstock.runtime import sampler
 from penstock.runtime.rank import Rank

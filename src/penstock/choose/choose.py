@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.choose.degrees import DegreeSearch, as_asked, decision
 from penstock.choose.fuse import known, usable
-from penstock.choose.prepare import joined_step, machines, profiled_here
-from penstock.choose.sliced import in_slices, reason
-from penstock.choose.ways import (
+from penstock.choose.joined_counts import (
     MOST_JOINED,
     in_words,
     ways_to_divide,
@@ -21,6 +19,8 @@ from penstock.choose.ways import (
     ways_to_join,
     with_joined,
 )
+from penstock.choose.prepare import joined_step, machines, profiled_here
+from penstock.choose.sliced import in_slices, reason
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.order import placed
 from penstock.errors import GraphError, MemoryShortError, PlanError
@@ -280,7 +280,7 @@ def for_plan(
 
     Raises:   PlanError: the plan does not fit the job.
     """
-    from penstock.examine.buffers import check_chosen
+    from penstock.examine.buffer_terms import check_chosen
 
     planned = plan.job_micro_batches
     if planned != job.micro_batches:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from penstock.errors import CheckpointError
 from penstock.files import read_json
 from penstock.job import Job
-from penstock.state.named import EXTRA, extra_key, with_extra
+from penstock.state.python_state import EXTRA, extra_key, with_extra
 from penstock.state.values import take_value
 from penstock.typed import damage, typed
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from penstock.choose.imported import beginning_with
-from penstock.choose.replaced import replaced, verify
-from penstock.examine.outside import noting
-from penstock.examine.rated import replayed
+from penstock.choose.module_swaps import replaced, verify
+from penstock.examine.learning_rate import replayed
+from penstock.examine.surroundings import noting
 from penstock.job import Job, load_job
 from penstock.listener import Listener
 from penstock.rules.rule import Rule

@@ -3,7 +3,7 @@
 The key covers the source of every file that is neither Python's nor installed, Penstock's own
 source, versions, the job's numbers, how ranks are started, and what the caller adds (graph, plan).
 Under one key there may be several findings: each says what the job's code had read beyond its
-source (outside.py), and is found only where that has the same values now.  A folder that cannot be
+source, and is found only where that has the same values now.  A folder that cannot be
 used costs the time of proving again, never the run.
 """
 
@@ -23,7 +23,7 @@ import torch
 
 from penstock.cluster.machine import cpu_name
 from penstock.errors import CheckpointError
-from penstock.examine.outside import NOTES, is_as_then
+from penstock.examine.surroundings import NOTES, is_as_then
 from penstock.files import Json, cache_folder, read_json, write_text
 from penstock.job import Job, is_users
 from penstock.runtime.launch import under_torchrun

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 from rich.table import Table
 
-from penstock.choose import ask, prepare
+from penstock.choose import flag_text, prepare
 from penstock.cli import face
 from penstock.cli.options import asked, taking
 from penstock.errors import GraphError, PlanError
@@ -56,14 +56,14 @@ def check(
         options = asked(flags)
         cuts = _cuts(options, replicas, recompute=recompute)
         author, loaded = prepare.loaded(job, cuts.rules, view.TERMINAL, options.get("sums"))
-        ask.check_fits(cuts.schedule, loaded, post_validation=cuts.post_validation)
+        flag_text.check_fits(cuts.schedule, loaded, post_validation=cuts.post_validation)
         plan, units = options.get("plan"), options.get("units")
         if plan is not None:
             given_too = {flag_of(name): options.get(name) for name in _IN_PLANS}
             given_too |= {"--replicas": replicas, "--recompute": recompute}
-            ask.check_left_out(given_too)
+            flag_text.check_left_out(given_too)
         given = None if plan is None else Plan.load(str(plan))
-        in_units = ask.units_asked(None if units is None else str(units))
+        in_units = flag_text.units_asked(None if units is None else str(units))
         found = _checked(author, loaded, given, cuts, steps, in_units)
     if as_json:
         face.show_json(found)
@@ -105,10 +105,10 @@ def _cuts(options: Options, replicas: int | None, *, recompute: bool) -> _Cuts:
     rules = options.get("rules")
     return _Cuts(
         options.get("stages"),
-        ask.schedule_asked(str(options.get("schedule", "one_f_one_b"))),
+        flag_text.schedule_asked(str(options.get("schedule", "one_f_one_b"))),
         replicas,
         recompute,
-        ask.offload_asked(options.get("offload")) or "none",
+        flag_text.offload_asked(options.get("offload")) or "none",
         options.get("post_validation", False),
         () if rules is None else load(str(rules)),
         options.get("tensor", 1),

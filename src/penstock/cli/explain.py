@@ -68,7 +68,7 @@ def diff(
 
 def _show(found: "SeenPlan", rows: "list[ExplainedDecision]") -> None:
     from penstock.pilot.phases import words_of_phases
-    from penstock.pilot.replans import words_of
+    from penstock.pilot.replan_log import words_of
 
     face.show(f"{str(found.plan).splitlines()[0]}\n")
     for row in rows:

@@ -81,7 +81,7 @@ def _pools(cluster: Cluster, path: Path) -> tuple[str, ...]:
     """
     from penstock.errors import FleetError
     from penstock.fleet.policy_file import read_policy
-    from penstock.pilot.wanted import ON_DEMAND
+    from penstock.pilot.wishes import ON_DEMAND
 
     policy = read_policy(path)
     kinds = {kind.name: kind.preemptible for kind in cluster.devices}

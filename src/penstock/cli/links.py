@@ -58,7 +58,7 @@ def links(out: Path | None, region: str, *, as_json: bool) -> None:
 def _start_ranks() -> NoReturn:
     """Run this command on each accelerator here, and end as it does."""
     from penstock.device import all_here
-    from penstock.training.started import start_ranks
+    from penstock.training.local_ranks import start_ranks
 
     if (count := len(all_here())) < 2:
         raise RunError("here is one accelerator, so there is no link to measure")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from penstock import taken
-from penstock.choose import ask, prepare
+from penstock.choose import flag_text, prepare
 from penstock.choose.choose import (
     Machines,
     SearchAim,
@@ -78,15 +78,15 @@ def _planned(
     job: str, options: Options, fixed: Fixed, aim: SearchAim
 ) -> tuple[Plan, Searched, saved.Basis]:
     """Return the plan, all that was found, and what the plan rests on."""
-    from penstock.choose.elsewhere import Looking, planning
+    from penstock.choose.other_machines import Looking, planning
 
-    room, units = ask.memory_asked(options.get("memory")), options.get("units")
-    cut = ask.units_asked(None if units is None else str(units))
+    room, units = flag_text.memory_asked(options.get("memory")), options.get("units")
+    cut = flag_text.units_asked(None if units is None else str(units))
     file = None if options.get("cluster") is None else Path(str(options.get("cluster")))
     loaded = prepare.loaded(job, fixed.rules, view.TERMINAL, fixed.sums).job
-    ask.check_fits(fixed.schedule, loaded, post_validation=fixed.post_validation)
+    flag_text.check_fits(fixed.schedule, loaded, post_validation=fixed.post_validation)
     if file is None:
-        from penstock.choose.possible import check_soon
+        from penstock.choose.size_limits import check_soon
 
         check_soon(loaded, fixed, view.TERMINAL)
     there = prepare.machines(file, fixed.ranks, view.TERMINAL)
@@ -94,7 +94,7 @@ def _planned(
     looking = Looking(job, care, view.TERMINAL)
     made = planning(loaded, None if file is None else there, fixed, looking)
     _check_stages(made.captured.graph, fixed.stages)
-    there, tight = there.within(room), there.within(ask.to_fill(room))
+    there, tight = there.within(room), there.within(flag_text.to_fill(room))
     machines = Machines(tight, prepare.profiled, view.TERMINAL)
     found = best(made.job, made.fixed, made.captured, machines, aim)
     choice = found.choice._replace(plan=decided(found.choice.plan, made.decisions))
@@ -113,8 +113,8 @@ def _fixed(options: Options, replicas: int | None) -> Fixed:
         options.get("ranks"),
         replicas,
         options.get("stages"),
-        None if schedule is None else ask.schedule_asked(str(schedule)),
-        offload=ask.offload_asked(options.get("offload")),
+        None if schedule is None else flag_text.schedule_asked(str(schedule)),
+        offload=flag_text.offload_asked(options.get("offload")),
         post_validation=options.get("post_validation", False),
         sums=options.get("sums"),
         rules=() if rules is None else load(str(rules)),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 
 import typer
 
-from penstock.choose.ask import schedule_asked
+from penstock.choose.flag_text import schedule_asked
 from penstock.cli import face
 from penstock.cluster.cluster import Cluster
 from penstock.errors import PlanError, ProfileError, ScheduleError, TimelineError

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.choose.ask import schedule_asked
+from penstock.choose.flag_text import schedule_asked
 from penstock.cli import face
 from penstock.cli import find as finding
 from penstock.errors import ScheduleError

@@ -53,7 +53,7 @@ def train(
 
 def _to_start(options: Options) -> int:
     """Return how many processes train on the accelerators here; 1: this one, alone."""
-    from penstock.training.started import ranks_to_start
+    from penstock.training.local_ranks import ranks_to_start
 
     plan, cluster = (options.get(name) for name in ("plan", "cluster"))
     alone = options.get("until_loss") is not None
@@ -70,7 +70,7 @@ def _are_trained(count: int, *, elastically: bool) -> bool:
 
     Raises:   typer.Exit: they have ended.
     """
-    from penstock.training.started import UNPLANNED, start_ranks
+    from penstock.training.local_ranks import UNPLANNED, start_ranks
 
     ended = start_ranks(count, elastically=elastically)
     if ended.code == UNPLANNED and (replicas := ended.replicas) > 1:
@@ -101,7 +101,7 @@ def _over(*, as_json: bool) -> Generator[None]:
     Raises:   typer.Exit: it was.  PlanError: it was, and has left no summary.
     """
     from penstock.training import view
-    from penstock.training.over import NothingLeftError
+    from penstock.training.finished import NothingLeftError
 
     try:
         yield
@@ -123,7 +123,7 @@ def _as_rank() -> Generator[None]:
 
     Raises:   typer.Exit: it does.
     """
-    from penstock.training.started import UNPLANNED, UnplannedError
+    from penstock.training.local_ranks import UNPLANNED, UnplannedError
 
     try:
         yield

@@ -26,7 +26,7 @@ from penstock.batches.how import own_random
 from penstock.batches.reads import started
 from penstock.device import here
 from penstock.errors import JobError, PenstockError
-from penstock.examine.outside import NOTES, NUMBER, noting
+from penstock.examine.surroundings import NOTES, NUMBER, noting
 from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.contents import flatten, own, seen
 from penstock.graph.functional import where

@@ -11,12 +11,12 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from penstock.errors import JobError, PenstockError
-from penstock.examine.buffers import fixed_for
+from penstock.examine.buffer_terms import fixed_for
 from penstock.examine.data_check import DataFound, check_data
-from penstock.examine.impure import begun_anew, describe, looked_at
-from penstock.examine.outside import NOTES, noting
-from penstock.examine.rated import rate_of
+from penstock.examine.impurities import begun_anew, describe, looked_at
+from penstock.examine.learning_rate import rate_of
 from penstock.examine.streams import refusal, replaced_streams, streams_read
+from penstock.examine.surroundings import NOTES, noting
 from penstock.examine.unsaved import Key, Unsaved
 from penstock.files import Json
 from penstock.graph.optimizer import whole_optimizer

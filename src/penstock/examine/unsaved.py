@@ -24,9 +24,9 @@ from typing import Any, final
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from penstock.examine.asked import text_of
-from penstock.examine.held import Place, Walk, functions_of
-from penstock.examine.later import SMALL, sampled
+from penstock.examine.model_changes import SMALL, sampled
+from penstock.examine.python_values import Place, Walk, functions_of
+from penstock.examine.queries import text_of
 from penstock.examine.reads import read_at, used_at
 from penstock.examine.tokens import Moving
 

@@ -37,7 +37,7 @@ from penstock.members.own_fault import is_own_fault
 from penstock.members.words import Ask, Failed, Stop, View, Welcome, Where, WireError
 from penstock.processes.child import let_children_die_with_this, outlive_parent
 from penstock.processes.inherited import be_as_plain
-from penstock.processes.spared import spare
+from penstock.processes.spared_readers import spare
 from penstock.runtime.calls import StepResult
 from penstock.runtime.worker import RankResult
 from penstock.transport.threads import ThreadTransport, thread_transports

@@ -43,13 +43,13 @@ from penstock.members.vote import Vote, Wishes
 from penstock.members.words import Failed, Halt, HeldTensor, Told, View, Welcome, Where
 from penstock.program.program import Program
 from penstock.runtime import worker
-from penstock.runtime.aside import set_aside
 from penstock.runtime.calls import Bound, StepResult
 from penstock.runtime.finite import forget, leaving
+from penstock.runtime.module_aside import set_aside
 from penstock.runtime.rank import Rank
 from penstock.runtime.worker import RankResult, Task
-from penstock.state.named import packed
 from penstock.state.parts import key_in, whole
+from penstock.state.python_state import packed
 from penstock.transport.transport import Transport, TransportError
 
 _SEEK_S = 1.0  # between two attempts to reach those that cannot be reached

@@ -15,7 +15,7 @@ from penstock.device import of
 from penstock.graph.trace import is_output
 from penstock.program.program import Reduce
 from penstock.runtime.calls import StepResult
-from penstock.runtime.look import SeenBeside, look
+from penstock.runtime.host_numbers import SeenBeside, look
 from penstock.runtime.rank import Rank
 from penstock.transport import TransportError
 

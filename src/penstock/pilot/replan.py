@@ -38,7 +38,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from penstock import taken
-from penstock.choose.ask import to_fill
 from penstock.choose.choose import (
     Choice,
     Joining,
@@ -50,14 +49,15 @@ from penstock.choose.choose import (
     predicted,
     save,
 )
-from penstock.choose.learn import ratios_of
+from penstock.choose.flag_text import to_fill
+from penstock.choose.learned import ratios_of
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.machine import HERE
 from penstock.errors import PlanError
 from penstock.listener import SILENT
-from penstock.pilot.relinked import pairs_used, relinked
-from penstock.pilot.replans import Replan, replans_in, write_replans
-from penstock.pilot.slowed import slowed
+from penstock.pilot.moved_links import pairs_used, relinked
+from penstock.pilot.replan_log import Replan, replans_in, write_replans
+from penstock.pilot.slow_ranks import slowed
 from penstock.plan.plan import Decision, Plan, Units
 from penstock.profile.drift import NEW
 from penstock.profile.kinds import load_profiles
@@ -221,7 +221,7 @@ class Replanner:
         Raises:   PlanError: a rank made another program of it than this one.
         """
         from penstock.checkpoints.checkpoint import folder_of
-        from penstock.choose.windows import memory_window
+        from penstock.choose.run_windows import memory_window
         from penstock.plan.lower import stages_of
 
         windows, choice = self._told(step, transport), self.choice
@@ -289,7 +289,7 @@ class Replanner:
         return next((way for way in self.basis.ways if way.is_of(plan)), None)
 
     def _agree(self, choice: Choice, windows: "Windows", transport: "Transport") -> None:
-        from penstock.choose.agree import run_facts
+        from penstock.choose.same_start import run_facts
 
         own, everyone = run_facts(choice, windows), tuple(range(transport.num_ranks))
         texts = transport.all_gather_bytes(json.dumps(own).encode(), everyone)

@@ -23,7 +23,7 @@ from penstock.device import here
 from penstock.errors import PenstockError, RunError
 from penstock.job import exit_words
 from penstock.processes.inherited import be_as_plain, own_positions
-from penstock.processes.stuck import StuckWatch
+from penstock.processes.stuck_forks import StuckWatch
 
 _PR_SET_PDEATHSIG = 1
 _A_DAY_S, _SOON_S = 86_400.0, 1e-4

@@ -35,15 +35,15 @@ from penstock.prove.compare import (
     is_narrow,
     least_scale,
 )
-from penstock.prove.digest import ReadDigests, recorded
-from penstock.prove.finer import judged_finely
+from penstock.prove.in_float64 import judged_finely
 from penstock.prove.plain import Plain, PlainStep
 from penstock.prove.proof import LOW_PRECISION_TOLERANCE, TOLERANCE, Proof, proof_of
+from penstock.prove.read_digest import ReadDigests, recorded
 from penstock.prove.rounded import Rounded
 from penstock.prove.rounded_sums import RoundedSums
 from penstock.prove.sequential import BegunWindow, Weights, sequential
 from penstock.runtime.audited import LATER
-from penstock.state.held_back import HELD, held_in
+from penstock.state.error_feedback import HELD, held_in
 from penstock.state.weights import load_model
 from penstock.sums import HALVES
 from penstock.taken import Taken

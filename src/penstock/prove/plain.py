@@ -32,11 +32,11 @@ from penstock.job import Job
 from penstock.prove.rounded import Rounded, StepInputs
 from penstock.prove.rounded_sums import RoundedSums
 from penstock.runtime.eager import load_model
-from penstock.state.kept import ExtraState, put_state, take_state
-from penstock.state.named import take_named
 from penstock.state.optimizer.clearing import LEFT, has_own_zero_grad
 from penstock.state.optimizer.rates import options_of, put_options
 from penstock.state.optimizer.updates import SEED
+from penstock.state.optimizer_state import ExtraState, put_state, take_state
+from penstock.state.python_state import take_named
 
 State = tuple[dict[str, Tensor], dict[str, object]]  # tensors and plain values by key
 

@@ -22,7 +22,7 @@ from penstock import _compat
 from penstock.checkpoints import checkpoint
 from penstock.cluster.machine import free_bytes
 from penstock.device import CPU, here
-from penstock.examine.buffers import check_chosen
+from penstock.examine.buffer_terms import check_chosen
 from penstock.files import write_text
 from penstock.graph.cut import cut
 from penstock.graph.merge import merged
@@ -32,9 +32,9 @@ from penstock.job import Job
 from penstock.plan.lower import lower_plan, stages_of
 from penstock.plan.plan import Plan, is_asynchronous
 from penstock.processes.child import apart
-from penstock.prove.digest import ReadDigests, digest_of, recorded
 from penstock.prove.judge import Case, SequentialParts, judged
 from penstock.prove.proof import Proof
+from penstock.prove.read_digest import ReadDigests, digest_of, recorded
 from penstock.prove.rounded_sums import owners_of
 from penstock.runtime.audited import held_digests
 from penstock.runtime.collects import own_capture

@@ -32,9 +32,9 @@ from penstock.program.program import Program
 from penstock.prove.rounded import Rounded, StepInputs
 from penstock.prove.rounded_sums import RoundedSums, owners_of
 from penstock.schedule.weight_rule import WeightRule
-from penstock.state.named import take_named
 from penstock.state.optimizer.optimizer import Optimizers
 from penstock.state.optimizer.updates import Updates
+from penstock.state.python_state import take_named
 from penstock.state.weights import load_model
 from penstock.sums import HALVES
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from penstock.timeline.spans import Lane, SpanKind
 
 if TYPE_CHECKING:
+    from penstock.runtime.host_numbers import UnseenNorm
     from penstock.runtime.lane import Begun, Queued
-    from penstock.runtime.look import UnseenNorm
 
 Call = Callable[[], object]
 Quiet = Literal[

@@ -52,11 +52,12 @@ from penstock.runtime.meter import Meter
 from penstock.runtime.reader import Reader, ReadOrder
 from penstock.runtime.validate import is_out_of_patience, lent, validate, weights_of
 from penstock.runtime.worker import RankResult, Report, is_due, is_validated
-from penstock.state.carried import Carried, in_order
+from penstock.state.carried_buffers import Carried, in_order
 from penstock.state.laws.buffers import Laws, buffer_laws
 from penstock.state.laws.norms import ALONE, as_often
 from penstock.state.loss_scale import LEAST, LossScale
-from penstock.state.named import (
+from penstock.state.optimizer.optimizer import Optimizers, eager_updates
+from penstock.state.python_state import (
     chance,
     is_moved,
     put_chance,
@@ -65,7 +66,6 @@ from penstock.state.named import (
     take_chance,
     take_named,
 )
-from penstock.state.optimizer.optimizer import Optimizers, eager_updates
 from penstock.state.weights import load_model as load_model
 from penstock.sums import sums_way
 from penstock.timeline.spans import LANES, Span

@@ -39,8 +39,8 @@ from penstock.errors import (
 from penstock.job import exit_words
 from penstock.processes.child import die_with, join, let_children_die_with_this
 from penstock.processes.inherited import be_as_plain
-from penstock.processes.spared import spare
-from penstock.processes.stuck import StuckWatch
+from penstock.processes.spared_readers import spare
+from penstock.processes.stuck_forks import StuckWatch
 from penstock.profile.noise import NoiseTold
 from penstock.runtime.calls import StepResult
 from penstock.runtime.finite import NotFiniteError

@@ -40,11 +40,11 @@ from penstock.runtime.rank_terms import RankTerms
 from penstock.runtime.reader import Reader, ReadOrder
 from penstock.schedule.grid import Grid
 from penstock.schedule.orders import B
-from penstock.state.carried import Carried
+from penstock.state.carried_buffers import Carried
 from penstock.state.copies import FarFrames
 from penstock.state.loss_scale import LossScale
-from penstock.state.named import take_named
 from penstock.state.optimizer.optimizer import optimizers_of
+from penstock.state.python_state import take_named
 from penstock.state.shards import Sharers, StageShard
 from penstock.state.weights import StageWeights
 from penstock.timeline.spans import LANES, Span

@@ -30,7 +30,7 @@ def stopping(board: "Board | None", *, tells: bool = True) -> "Generator[Board]"
     Raises:   Stopped: a second signal came.
     """
     from penstock.checkpoints.control import LocalBoard
-    from penstock.processes.spared import sparing
+    from penstock.processes.spared_readers import sparing
 
     with contextlib.ExitStack() as opened:
         if board is None:

@@ -15,10 +15,10 @@ from penstock.graph.parts import word_of
 from penstock.program.program import Reduce
 from penstock.runtime.calls import Call, StepResult
 from penstock.runtime.collects import told_slices
+from penstock.runtime.host_numbers import UnseenNorm, look
 from penstock.runtime.lane import SumCalls
-from penstock.runtime.look import UnseenNorm, look
 from penstock.runtime.noise import squares
-from penstock.state.held_back import HeldBack
+from penstock.state.error_feedback import HeldBack
 from penstock.state.loss_scale import LEAST, LossScale
 from penstock.state.shards import StageShard
 from penstock.state.weights import StageWeights

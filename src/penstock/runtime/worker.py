@@ -38,7 +38,6 @@ from penstock.processes.short_of_memory import telling_what_is_held
 from penstock.profile.noise import EVERY, NoiseTold
 from penstock.program.codes import COMPUTE
 from penstock.program.program import Program
-from penstock.runtime.aside import bring_back, set_aside
 from penstock.runtime.audited import Audits, StepKeeper, keeper_of, law_of
 from penstock.runtime.calls import Bound, StepResult
 from penstock.runtime.collects import only_slices, own_capture
@@ -48,15 +47,16 @@ from penstock.runtime.guide import Guide
 from penstock.runtime.lane import Begun, Queued
 from penstock.runtime.left_steps import leaving_steps
 from penstock.runtime.meter import Meter
+from penstock.runtime.module_aside import bring_back, set_aside
 from penstock.runtime.rank import Rank
 from penstock.runtime.rank_terms import FunctionKey, RankTerms
 from penstock.runtime.sampler import Sampler, Samples
 from penstock.runtime.validate import is_out_of_patience, validate, weights_of
 from penstock.runtime.windows import Windows
 from penstock.schedule.orders import KINDS, Kind
-from penstock.state.carried import Carries, carries_of
+from penstock.state.carried_buffers import Carries, carries_of
 from penstock.state.laws.buffers import BufferLaw
-from penstock.state.named import put_named
+from penstock.state.python_state import put_named
 from penstock.state.weights import load_model
 from penstock.taken import Taken, counted
 from penstock.timeline.spans import Held, Span

@@ -28,11 +28,11 @@ from penstock.graph.trace import Capture
 from penstock.job import Job
 from penstock.schedule.weight_rule import WeightRule
 from penstock.state.copies import FarState, far_state
+from penstock.state.error_feedback import HELD, POWER, HeldBack
 from penstock.state.flat import all_views, layouts_of
-from penstock.state.held_back import HELD, POWER, HeldBack
-from penstock.state.kept import tensors_in
 from penstock.state.optimizer.optimizer import Optimizers, optimizers_of
 from penstock.state.optimizer.updates import Updates
+from penstock.state.optimizer_state import tensors_in
 from penstock.state.shards import Sharers, StageShard, check_optimizer
 from penstock.state.staleness import Staleness
 from penstock.state.unseen_sums import UnseenSums

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from penstock.checkpoints.folders import Keep
 from penstock.choose.loading import JobTerms
-from penstock.choose.windows import CheckpointInterval
+from penstock.choose.run_windows import CheckpointInterval
 from penstock.errors import RunError
 from penstock.files import read_json
 from penstock.members.words import Where

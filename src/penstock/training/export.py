@@ -25,7 +25,7 @@ from penstock.checkpoints import checkpoint
 from penstock.errors import CheckpointError, JobError
 from penstock.graph.composed import AVERAGE, averaged
 from penstock.job import Job
-from penstock.state.named import EXTRA, extra_key, take_extra, with_extra
+from penstock.state.python_state import EXTRA, extra_key, take_extra, with_extra
 from penstock.state.values import OddError, Plain, Tensors, put_value
 
 _OTHER = "is it the run of another model, or of an older version of its code?"

@@ -19,7 +19,7 @@ from penstock.choose.choose import Choice, for_plan
 from penstock.choose.loading import loaded
 from penstock.choose.prepare import traced
 from penstock.errors import PenstockError, RunError
-from penstock.examine.same import check_joins, run_facts_of
+from penstock.examine.same_run import check_joins, run_facts_of
 from penstock.files import read_bytes
 from penstock.gauge.hosts import place_key
 from penstock.job import Job
@@ -29,7 +29,7 @@ from penstock.members.mesh import address_towards, anybody_at
 from penstock.members.words import Where
 from penstock.pilot.goal import REACHED, GoalWatch
 from penstock.pilot.phases import until_in
-from penstock.pilot.wanted import is_to_leave, pool_here
+from penstock.pilot.wishes import is_to_leave, pool_here
 from penstock.plan.plan import Plan
 from penstock.processes.child import can_fork, outlive_parent
 from penstock.processes.inherited import be_as_plain
@@ -45,8 +45,8 @@ from penstock.training.addresses import (
     job_digest,
 )
 from penstock.training.chronicle import ENDED, Chronicle, RunAbout, sizes
-from penstock.training.elastic import ElasticRun, RunPilot
-from penstock.training.elastically import save_predicted, wait_for_end, ways_of
+from penstock.training.elastic_driver import save_predicted, wait_for_end, ways_of
+from penstock.training.elastic_run import ElasticRun, RunPilot
 from penstock.training.mirror import mirroring_next
 from penstock.training.saved import job_to_run, kept_job
 from penstock.training.task import TaskTerms, task_of
@@ -160,7 +160,7 @@ def join_on_host(folder: Path, listener: Listener, job: str | None = None) -> No
     job:      what names the job here, as in `join_run`.
     Raises:   RunError: it is not taken in, and the run does not end well without it.
     """
-    from penstock.training.on_hosts import noticing
+    from penstock.training.elastic_hosts import noticing
 
     with stopping(None) as board, noticing(int(os.environ["LOCAL_WORLD_SIZE"])) as notice:
         leaves = partial(_leaves, board, notice)

@@ -10,13 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.choose.agree import agree, start_facts
+from penstock.choose.same_start import agree, start_facts
 from penstock.choose.settle import NO_CHECK, in_one_process
 from penstock.errors import RunError
 from penstock.examine.eager_memory import check_memory
 from penstock.runtime.stop import Stopped, stopping
 from penstock.training import audited_run
-from penstock.training.started import unplanned
+from penstock.training.local_ranks import unplanned
 from penstock.typed import typed
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def train_replicas(
               them is not told so.  PlanError: a replica has no room.
     """
     from penstock.checkpoints.control import StoreBoard
-    from penstock.examine.alike import agree_on_data
+    from penstock.examine.rank_inputs import agree_on_data
     from penstock.runtime.launch import under
 
     count = rendezvous.num_ranks

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.best import best_of
 from penstock.choose.choose import Choice
-from penstock.choose.learn import learn, learn_step
+from penstock.choose.learned import learn, learn_step
 from penstock.cluster.cluster import Cluster
 from penstock.errors import RunError
 from penstock.files import Json, appending, cache_folder, finite, read_json, write_text
@@ -24,8 +24,8 @@ from penstock.job import SCALED, Job
 from penstock.listener import Listener, Row
 from penstock.pilot.goal import Goal, GoalWatch
 from penstock.pilot.phases import figures_of, until_in
-from penstock.pilot.replans import replanned
-from penstock.pilot.wanted import decisions_in
+from penstock.pilot.replan_log import replanned
+from penstock.pilot.wishes import decisions_in
 from penstock.plan.plan import Plan, Prediction
 from penstock.plan.tried import headline
 from penstock.profile.kinds import load_profiles
@@ -193,9 +193,9 @@ def trained_module(
     """
     from penstock.checkpoints import checkpoint
     from penstock.graph.trace import build_model
-    from penstock.runtime.aside import bring_back
     from penstock.runtime.eager import load_model
-    from penstock.state.named import take_extra, with_extra
+    from penstock.runtime.module_aside import bring_back
+    from penstock.state.python_state import take_extra, with_extra
 
     def make() -> "nn.Module":
         model = choice.captured.model if choice else build_model(job)
@@ -420,8 +420,8 @@ def _validated(
     import torch
 
     from penstock.graph.trace import build_model
-    from penstock.runtime.aside import bring_back
     from penstock.runtime.eager import load_model
+    from penstock.runtime.module_aside import bring_back
     from penstock.runtime.validate import EndlessError, validated, weights_of
 
     if job.validation is None:

@@ -1,10 +1,10 @@
 """Run a job by a program that was lowered from a plan: examined and proved, unless told not to."""
 
-from penstock.choose.windows import check_early
+from penstock.choose.run_windows import check_early
 from penstock.errors import JobError, RunError
-from penstock.examine.buffers import check_chosen
+from penstock.examine.buffer_terms import check_chosen
 from penstock.examine.examine import examine
-from penstock.examine.rated import replayed
+from penstock.examine.learning_rate import replayed
 from penstock.graph.traced import capture_of
 from penstock.job import Job
 from penstock.plan.of_plan import origin_of

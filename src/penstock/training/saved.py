@@ -18,12 +18,12 @@ from penstock.cluster.order import placed
 from penstock.errors import JobError, PlanError
 from penstock.files import read_json, write_text
 from penstock.graph.graph import Graph
-from penstock.pilot.wanted import ELSEWHERE, POLICY
+from penstock.pilot.wishes import ELSEWHERE, POLICY
 from penstock.plan.plan import Plan, check_fits
 from penstock.profile.kinds import load_profiles, save_profiles
 from penstock.profile.profile import Profile
 from penstock.script import script_of
-from penstock.training.own import ask_to_run, is_sealed, seal_of
+from penstock.training.trust import ask_to_run, is_sealed, seal_of
 
 
 class Basis(NamedTuple):

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from penstock.best import best_of
 from penstock.checkpoints.folders import Keep
 from penstock.choose import trial
-from penstock.choose.ask import to_fill
 from penstock.choose.choose import (
     Choice,
     Joining,
@@ -28,11 +27,11 @@ from penstock.choose.choose import (
     save,
 )
 from penstock.choose.compiling import compiled
-from penstock.choose.fewer import best_on_ranks
+from penstock.choose.flag_text import to_fill
 from penstock.choose.fuse import usable
 from penstock.choose.loading import JobTerms, Loaded, check_replaced
-from penstock.choose.possible import check_soon
 from penstock.choose.prepare import machines, traced
+from penstock.choose.run_windows import EVERY, CheckpointInterval
 from penstock.choose.settle import (
     Checked,
     CheckOptions,
@@ -42,9 +41,10 @@ from penstock.choose.settle import (
     proved,
     proved_eager,
 )
+from penstock.choose.size_limits import check_soon
 from penstock.choose.unjoined import unjoined_choice
 from penstock.choose.update_memory import check_updates
-from penstock.choose.windows import EVERY, CheckpointInterval
+from penstock.choose.usable_ranks import best_on_ranks
 from penstock.cluster.cluster import Cluster
 from penstock.device import all_here, here
 from penstock.errors import (
@@ -56,7 +56,7 @@ from penstock.errors import (
     RankMisfitError,
     RunError,
 )
-from penstock.examine import same
+from penstock.examine import same_run
 from penstock.examine.eager_memory import check_memory
 from penstock.files import write_text
 from penstock.graph.graph import Graph
@@ -66,8 +66,8 @@ from penstock.pilot.by_ranks import BATCHES
 from penstock.pilot.goal import REACHED, GoalWatch
 from penstock.pilot.phases import PHASES
 from penstock.pilot.replan import Replanner, SearchBasis
-from penstock.pilot.replans import replanned, replans_in, words_of
-from penstock.pilot.wanted import DECISIONS, LOG, POLICY, TABLE, WANTED
+from penstock.pilot.replan_log import replanned, replans_in, words_of
+from penstock.pilot.wishes import DECISIONS, LOG, POLICY, TABLE, WANTED
 from penstock.plan.plan import Decision, Plan, Units
 from penstock.profile.kinds import load_profiles
 from penstock.profile.noise import EVERY as NOISE_EVERY
@@ -81,15 +81,15 @@ from penstock.search.shapes import Fixed
 from penstock.training import audited_run, saved
 from penstock.training.audited_run import DiffersError
 from penstock.training.chronicle import ENDED, row_of, sizes
-from penstock.training.mirror import mirroring
-from penstock.training.misfits import go_on_alone, go_on_unplanned
-from penstock.training.outset import (
+from penstock.training.finished import NothingLeftError
+from penstock.training.job_notices import (
     check_validation,
     noticing,
     words_before,
     words_of_step,
 )
-from penstock.training.over import NothingLeftError
+from penstock.training.mirror import mirroring
+from penstock.training.misfits import go_on_alone, go_on_unplanned
 from penstock.training.replicas import WITHOUT_ELASTIC, Replicas, run_eagerly
 from penstock.training.results import Trained, explained, finished, lines, resumption
 from penstock.training.task import TaskTerms, task_of, windows_from
@@ -126,7 +126,7 @@ FILES = (
     PHASES,
     AUDITS,
     KEPT,
-    same.FACTS,
+    same_run.FACTS,
 )
 
 
@@ -182,7 +182,7 @@ class Session:
     noticed: list[str] = field(default_factory=list[str])
     untraced: str = ""
     begun_s: float = field(default_factory=used_s)
-    facts: same.RunFacts | None = None
+    facts: same_run.RunFacts | None = None
     found: "Examined | None" = None
 
     @property
@@ -257,7 +257,7 @@ class Session:
             return self.train_eagerly(first_step, checkpoint, found)
         try:
             if self.goal is not None:
-                from penstock.training.until import train_until
+                from penstock.training.until_loss import train_until
 
                 trained = train_until(self, captured, found, first_step, checkpoint)
                 return trained or self.train_eagerly(first_step, checkpoint, found)
@@ -288,9 +288,9 @@ class Session:
             checked.check(strict=self.is_strict())
             return self.train_eagerly(first_step, checkpoint, found)
         if self.elastic:
-            from penstock.training import elastically
+            from penstock.training import elastic_driver
 
-            return elastically.train(self, choice, first_step, checkpoint)
+            return elastic_driver.train(self, choice, first_step, checkpoint)
         return self.train_on(choice, first_step, checkpoint, found)
 
     def _be_alone(self) -> None:
@@ -379,9 +379,9 @@ class Session:
         if not self.care.check or found.one_process or found.failed:
             return
         with self.listener.busy("reading what the run begins with"):
-            self.facts = same.run_facts_of(self.author, captured)
+            self.facts = same_run.run_facts_of(self.author, captured)
         goes_on = checkpoint is not None and not self.care.forget
-        if goes_on and (told := same.check_goes_on(self.folder, self.facts)):
+        if goes_on and (told := same_run.check_goes_on(self.folder, self.facts)):
             self.listener.say(told)
 
     @property
@@ -687,7 +687,7 @@ class Session:
                 self.listener.say(f"what is damaged is kept as {aside}")
         count = self.job.micro_batches if self.goal is None else 0
         saved.keep_job(self.folder, self.text, self.num_steps, count)
-        same.keep_facts(self.folder, self.facts)
+        same_run.keep_facts(self.folder, self.facts)
         old = ("events.jsonl", ENDED) if checkpoint else ("replans.json", "events.jsonl", ENDED)
         for name in ("summary.json", "report.html", "measured.trace.json", *old):
             (self.folder / name).unlink(missing_ok=True)
@@ -770,7 +770,7 @@ class Session:
         for name in () if resume else (POLICY, WANTED, DECISIONS):  # of a run that never began
             (self.folder / name).unlink(missing_ok=True)
         if self.policy is not None:
-            from penstock.pilot.following import begin_following
+            from penstock.pilot.machine_policy import begin_following
 
             with self.listener.busy("fitting the policy"):
                 about = self.folder, self.policy, self.num_steps

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.checkpoints.folders import Keep
 from penstock.choose.choose import Choice
-from penstock.choose.windows import CheckpointInterval, memory_window, windows_of
+from penstock.choose.run_windows import CheckpointInterval, memory_window, windows_of
 from penstock.plan.lower import stages_of
 from penstock.runtime.audited import Audits
 from penstock.runtime.windows import Windows

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock import taken
-from penstock.choose.agree import agree, run_facts, start_facts
 from penstock.choose.choose import Choice, Joining, Machines, for_plan
-from penstock.choose.linked import linked
+from penstock.choose.first_links import linked
 from penstock.choose.prepare import joined_step, measured_as, traced
+from penstock.choose.same_start import agree, run_facts, start_facts
 from penstock.choose.settle import UnlikeError
 from penstock.choose.unjoined import unjoined_choice
 from penstock.cluster.cluster import Cluster
@@ -43,11 +43,11 @@ from penstock.pilot.replan import SearchBasis
 from penstock.plan.plan import Plan
 from penstock.profile.profile import Profile
 from penstock.rules.rule import Rule
+from penstock.training.job_notices import noticing
+from penstock.training.local_ranks import are_replicas, unplanned
 from penstock.training.lock import locked
 from penstock.training.misfits import gone_back
-from penstock.training.outset import noticing
 from penstock.training.replicas import WITHOUT_ELASTIC, train_replicas
-from penstock.training.started import are_replicas, unplanned
 from penstock.typed import typed
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def _gone_on(
 def _train(session: "Session", rendezvous: "Rendezvous") -> "Trained | None":
     from penstock.checkpoints.control import StoreBoard
     from penstock.runtime.launch import under
-    from penstock.training.on_hosts import train_on_hosts
+    from penstock.training.elastic_hosts import train_on_hosts
 
     rank, world = rendezvous.rank, rendezvous.num_ranks
     # what no plan can train is not started so
@@ -373,7 +373,7 @@ def _traced_alike(session: "Session", rendezvous: "Rendezvous", first_step: int)
 
     Raises:   JobError, PlanError: this rank has another one.  RunError: another rank has.
     """
-    from penstock.examine.alike import agree_on_data, agree_on_model
+    from penstock.examine.rank_inputs import agree_on_data, agree_on_model
 
     if session.care.check:
         agree_on_data(rendezvous, session.author, first_step * session.author.micro_batches)

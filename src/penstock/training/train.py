@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, NamedTuple, Unpack
 import torch
 
 from penstock import _compat
-from penstock.choose import ask
+from penstock.choose import flag_text
 from penstock.choose.choose import Machines
 from penstock.choose.degrees import check_alone, degree_asked
 from penstock.choose.loading import JobTerms, loaded
 from penstock.choose.prepare import started_on
-from penstock.choose.settle import CheckOptions
-from penstock.choose.windows import (
+from penstock.choose.run_windows import (
     EVERY,
     CheckpointInterval,
     parse_every,
     parse_keep,
     parse_seconds,
 )
+from penstock.choose.settle import CheckOptions
 from penstock.cluster.cluster import Cluster
 from penstock.device import here, idle_words
 from penstock.errors import JobError, PenstockError, PlanError, RunError
@@ -31,14 +31,14 @@ from penstock.job import Job
 from penstock.listener import SILENT, Listener, Row, SaysOnly
 from penstock.members.notice import place_of_notice
 from penstock.pilot.goal import Goal, GoalWatch
-from penstock.pilot.wanted import POLICY
+from penstock.pilot.wishes import POLICY
 from penstock.plan.plan import Plan
 from penstock.prove.audits import parse_audit
 from penstock.rules.rule import Rule, load
 from penstock.runtime.launch import under_torchrun
 from penstock.script import as_started, script_of, with_arguments
 from penstock.search.shapes import Fixed
-from penstock.training.hearing import Hearing, check_declared
+from penstock.training.callbacks import Hearing, check_declared
 from penstock.training.joining import is_under_way, join_on_host
 from penstock.training.lock import locked
 from penstock.training.mirror import url_of
@@ -205,7 +205,7 @@ def _session(request: Request, heard: Listener) -> Session:  # long: option by o
         keep=parse_keep(options.get("keep", "2")),
         care=_care(options),
         on_step=None if request.hearing is None else request.hearing.hear,
-        units=ask.units_asked(None if units is None else str(units)),
+        units=flag_text.units_asked(None if units is None else str(units)),
         elastic=options.get("elastic", False),
         policy=None if policy is None else Path(policy),
         goal=_goal(options, found.job),
@@ -221,16 +221,16 @@ def _fixed(options: Options, job: Job, rules: Sequence[Rule], follows: int | Non
     Raises:   PlanError, ScheduleError: it cannot be.
     """
     schedule, ranks = options.get("schedule"), options.get("ranks")
-    asked = ask.schedule_asked(schedule) if isinstance(schedule, str) else schedule
+    asked = flag_text.schedule_asked(schedule) if isinstance(schedule, str) else schedule
     is_validated, is_elastic = options.get("post_validation", False), options.get("elastic", False)
-    ask.check_fits(asked, job, post_validation=is_validated)
+    flag_text.check_fits(asked, job, post_validation=is_validated)
     is_placed = options.get("plan") is not None or options.get("cluster") is not None
     return Fixed(
         ranks=ranks if follows is None or is_placed else ranks or follows,
         schedule=asked,
         stages=options.get("stages") or (1 if is_elastic and job.batch_by_ranks else None),
         offload=options.get("offload"),
-        memory=ask.memory_asked(options.get("memory")),
+        memory=flag_text.memory_asked(options.get("memory")),
         post_validation=is_validated,
         sums=options.get("sums"),
         rules=tuple(rules),
@@ -261,7 +261,7 @@ def _check_together(options: Options) -> None:
         hint = f"leave out {', '.join(flag_of(name) for name in _OF_PLANS)}"
         raise PlanError("--eager trains without a plan", hint=hint)
     if options.get("plan") is not None:
-        ask.check_left_out(_asks(options, _IN_PLANS))
+        flag_text.check_left_out(_asks(options, _IN_PLANS))
 
 
 def _asks(options: Options, names: Sequence[str]) -> dict[str, bool]:

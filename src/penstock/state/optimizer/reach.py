@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from penstock import _compat
 from penstock.job import is_users
-from penstock.state.kept import nested
+from penstock.state.optimizer_state import nested
 
 _MOST = 64  # of what a container holds
 _DEPTH = 6

@@ -19,13 +19,13 @@ from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.functional import where
 from penstock.graph.optimizer import Loan, WholeOptimizer, whole_optimizer
 from penstock.job import Job
-from penstock.state.kept import digest, state_digests
-from penstock.state.named import digests, put_back, snapshot
 from penstock.state.optimizer.clearing import LeftError, has_own_zero_grad
 from penstock.state.optimizer.coupling import Mixing
 from penstock.state.optimizer.cover import Cover
 from penstock.state.optimizer.rates import JobScheduler
 from penstock.state.optimizer.updates import SEED, Updates, divided, held_by, lent_to
+from penstock.state.optimizer_state import digest, state_digests
+from penstock.state.python_state import digests, put_back, snapshot
 
 _trying = threading.Lock()
 _tried: WeakKeyDictionary[nn.Module, list[tuple[str, tuple[object, ...], str | None]]]

@@ -23,9 +23,9 @@ from penstock.graph.lasting import lasting_buffers
 from penstock.graph.optimizer import Loan, WholeOptimizer, take_over, whole_optimizer
 from penstock.graph.parts import key_in
 from penstock.job import Job
-from penstock.state.kept import ExtraState, nested, put_state, take_state, tensors_in
 from penstock.state.optimizer.clearing import Clearing, has_own_zero_grad
 from penstock.state.optimizer.rates import JobScheduler, Rates
+from penstock.state.optimizer_state import ExtraState, nested, put_state, take_state, tensors_in
 
 SEED = 0x6A09E667  # added to the job's: an optimizer draws other numbers than the model
 NONE: Mapping[str, int] = {}  # no parts

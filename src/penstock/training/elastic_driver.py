@@ -1,0 +1,321 @@
+"""Elastic driver: the main job's ranks as members that may be lost, and may come."""
+
+import secrets
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.choose.choose import Choice, Joining, save
+from penstock.cluster.cluster import Cluster
+from penstock.errors import RunError
+from penstock.listener import Listener
+from penstock.members.in_process import run_inside
+from penstock.members.launch import (
+    Here,
+    NobodyLeftError,
+    Places,
+    Report,
+    Scribe,
+    Start,
+    run_members,
+)
+from penstock.members.member import START
+from penstock.members.mesh import anybody_at
+from penstock.members.words import View
+from penstock.pilot.by_ranks import cursors_in, plans_by_ranks
+from penstock.pilot.losses import PlanBasis, committing, plans_ahead
+from penstock.plan.plan import Plan
+from penstock.processes.child import can_fork
+from penstock.profile.kinds import load_profiles
+from penstock.runtime.calls import StepResult
+from penstock.runtime.stop import Stopped, stopping
+from penstock.search.shapes import Fixed
+from penstock.training.addresses import RunTerms, addresses_in, write_addresses
+from penstock.training.audited_run import audited_by_plan, audits_of, with_audits
+from penstock.training.chronicle import (
+    ENDED,
+    Chronicle,
+    RunAbout,
+    ended,
+    row_of,
+    sizes,
+    sizes_by_ranks,
+)
+from penstock.training.elastic_run import (
+    ElasticRun,
+    RunPilot,
+    check_elastic,
+    follower_in,
+    text_of,
+)
+from penstock.training.ending import tell_members
+from penstock.training.generation_news import Happenings
+from penstock.training.results import Trained, explained
+
+if TYPE_CHECKING:
+    from penstock.checkpoints.control import Board
+    from penstock.runtime.worker import Task
+    from penstock.training.chronicle import Stop
+    from penstock.training.session import Session
+
+_LOOK_S, _PATIENCE_S = (
+    1.0,
+    10.0,
+)  # of a run that others go on with: until none is there
+SEARCH_S = 2.0  # for the plan of each number of ranks that may be left
+
+
+def ways_of(folder: Path, choice: Choice, fixed: Fixed) -> PlanBasis:
+    """Return what plans for other numbers of ranks are made from.
+
+    folder:  of the run, where profiles and machines are.
+    Micro-batches are joined as the plan has them: a newcomer knows no other way.
+    """
+    profiles = load_profiles(folder / "profile.json")
+    own = Joining(choice.plan.terms.joined, choice.job, choice.captured, profiles)
+    cluster = Cluster.load(folder / "cluster.toml")
+    free = replace(fixed, ranks=None, replicas=None, stages=None, post_validation=False)
+    return PlanBasis((own,), cluster, replace(free, as_placed=True))
+
+
+def planned(folder: Path, ways: PlanBasis, choice: Choice, listener: Listener) -> dict[int, Plan]:
+    """Return a plan for each number of ranks that may be left; that of all is written to `folder`.
+
+    Raises:   PlanError: the plan is asynchronous.
+    """
+    check_elastic(choice.plan)
+    most = choice.plan.total_ranks
+    if choice.job.batch_by_ranks:
+        with listener.busy("planning for fewer ranks with a share each"):
+            plans = plans_by_ranks(choice.plan, ways)
+        save_predicted(folder, choice._replace(plan=plans[most]))
+        return plans
+    with listener.busy("planning for the loss of ranks"):
+        plan = committing(choice.plan, ways)
+        plans = {**plans_ahead(ways, most, SEARCH_S), most: plan}
+    save_predicted(folder, choice._replace(plan=plan))
+    return plans
+
+
+def save_predicted(folder: Path, choice: Choice) -> None:
+    """Write a plan by which a run begins, or has ended, and its predicted step."""
+    (way,) = (ways := ways_of(folder, choice, Fixed())).ways
+    save(folder, choice.captured, choice.plan, way.profiles, ways.cluster)
+
+
+def run_of(
+    session: "Session",
+    ways: PlanBasis,
+    plans: Mapping[int, Plan],
+    steps: range,
+    resume: Path | None,
+    board: "Board",
+) -> ElasticRun:
+    """Return what members of a run have alike; its token is new.
+
+    resume:   the checkpoint that it starts from.
+    """
+
+    def task(choice: Choice, step: int, resume: Path | None) -> "Task":
+        return session.task(choice, step, resume, board)
+
+    goal = None if session.goal is None else session.goal.goal
+    audits = audits_of(session, plans[max(plans)]) is not None
+    terms = RunTerms(
+        every=session.every,
+        keep=session.keep,
+        checked=session.checked,
+        until=goal,
+        mirror=session.mirror,
+        audits=audits,
+        forgets=session.care.forget,
+        job=session.job_terms.from_anywhere(),
+        validate_every=session.job.validate_every or 0,
+        noise_every=session.noise_every,
+    )
+    about = plans, steps.start, steps.stop, session.folder, resume
+    cursors = cursors_in(session.folder) if resume is not None else ()
+    by_ranks = session.job.batch_by_ranks, cursors
+    return ElasticRun(ways, task, *about, secrets.token_bytes(32), terms, *by_ranks)
+
+
+def train(session: "Session", choice: Choice, first_step: int, checkpoint: Path | None) -> Trained:
+    """Run all steps by processes of this host that may be lost; return what those left gave.
+
+    Raises:   PlanError: the plan is asynchronous.  RunError: the job fails, or nobody is left.
+    """
+    ways = ways_of(session.folder, choice, session.fixed)
+    with stopping(None) as board:
+        session.heed(board)
+        steps = range(first_step, session.num_steps)
+        plans = planned(session.folder, ways, choice, session.listener)
+        run = run_of(session, ways, plans, steps, checkpoint, board)
+        session.clear(first_step, checkpoint)
+        session.follow(resume=checkpoint is not None, here=True)
+        follower = follower_in(session.folder, session.num_steps)
+        pools = [""] * choice.plan.total_ranks
+        while True:
+            if follower is not None:
+                pools = follower.first_machines(run.first_step, board, session.listener)
+            with audited_by_plan(session, choice, board, run.first_step):
+                trained = _lived_here(session, choice, run, pools[: len(plans)], board)
+            assert trained is not None, "it has ended"
+            trained = with_audits(session, trained, run.first_step, run.resume)
+            if trained != "stopped" or board.asked() or follower is None:
+                break
+            run = _going_on(session, run)  # no machine was wanted for a while
+        if trained == "stopped":
+            raise Stopped(board.asked() or signal.SIGTERM, session.resumption())
+        if follower is not None:
+            session.listener.say(follower.ended(session.num_steps))
+    return trained
+
+
+def _lived_here(
+    session: "Session", choice: Choice, run: ElasticRun, pools: Sequence[str], board: "Board"
+) -> "Trained | Stop":
+    """Return how a run ended that begins with a machine of each of these pools, all of them here.
+
+    Raises:   RunError: the job fails, or nobody is left.
+    """
+    members = tuple(range(len(pools)))
+    start = start_of(run, members, board, partial(_told, run))
+    here = Here(pools=dict(enumerate(pools)))
+    trained = lived(session, choice, run.first_step, start, here)
+    if trained is None:
+        wait_for_end(session.folder, session.listener, board)
+        trained = ended(session.folder, session.followed)
+        assert trained is not None, "it has ended"
+    return trained
+
+
+def _going_on(session: "Session", run: ElasticRun) -> ElasticRun:
+    """Return a run that was stopped as it goes on from its newest checkpoint."""
+    from penstock.checkpoints import checkpoint
+
+    (session.folder / ENDED).unlink()
+    found = checkpoint.newest_whole(session.folder / "checkpoints", session.listener.say)
+    if found is None:
+        return run
+    cursors = cursors_in(session.folder) if run.by_ranks else ()
+    return replace(run, first_step=found[1], resume=found[0], cursors=cursors)
+
+
+def start_of(
+    run: ElasticRun,
+    members: tuple[int, ...],
+    board: "Board",
+    meet: Callable[[Places], Places],
+) -> Start:
+    """Return how the members of a run begin, by its plan for as many; each has lowered all plans.
+
+    members:  by rank of the plan.
+    """
+    pilot = RunPilot(run)
+    pilot.prepare()
+    resume = START if run.resume is None else str(run.resume)
+    plan = run.plans[len(members)]
+    cursors = run.cursors_from(run.cursors, run.first_step, plan)
+    view = View(1, run.first_step, text_of(plan), members, resume=resume, cursors=cursors)
+    return Start(view, run.token, lambda: pilot, board.asked, meet=meet)
+
+
+def _told(run: ElasticRun, where: Places) -> Places:
+    """Write down where members listen, all of which are here."""
+    write_addresses(run.addresses, where)
+    return where
+
+
+def _ended_by(session: "Session") -> Choice:
+    """Return the choice by which a run has ended; its predicted step is written."""
+    found = session.followed()
+    save_predicted(session.folder, found)
+    return found
+
+
+def run_here() -> Callable[[Start, Report, Scribe, Here], bool]:
+    """Return what runs the members of this process: forks, or on an accelerator itself."""
+    return run_members if can_fork() else run_inside
+
+
+def lived(
+    session: "Session",
+    choice: Choice,
+    first_step: int,
+    start: Start,
+    here: Here,
+    *,
+    calls: bool = True,
+) -> "Trained | Stop | None":
+    """Run the members that are here; return how the run ended, None where others go on.
+
+    calls:    whether this process calls the job's writers, and what else hears of steps.
+    Raises:   RunError: the job fails, or nobody is left.
+    """
+    from penstock.checkpoints.checkpoint import discard
+    from penstock.runtime.run import Steps
+
+    samples, tokens, micro_batches, predicted = sizes(session.job, choice)
+    about = RunAbout(session.num_steps, samples, tokens, session.checked)
+    own = Chronicle(session.folder, session.job, about, partial(_ended_by, session), session.goal)
+    look = Happenings(session.folder, session.listener).hear
+    heard = (*(session.heard_by(micro_batches) if calls else ()), look)
+    with session.listener.steps(first_step, session.num_steps, predicted) as show:
+
+        def done(step: StepResult) -> None:
+            row = row_of(step, *sizes_by_ranks(session.job, step, samples, tokens))
+            for hear in (show, *heard):
+                hear(row)
+
+        steps = Steps(0 if session.job.batch_by_ranks else micro_batches, done, session.awaits)
+        try:
+            run_here()(start, steps.add, Scribe(own.report, own.finish), here)
+        except KeyboardInterrupt:
+            session.tell_newest()
+            raise
+        except NobodyLeftError as problem:
+            if not anybody_at(addresses_in(session.folder).members.values()):
+                raise explained(session.folder, choice.job, problem, session.listener) from None
+        except RunError as problem:
+            discard(session.folder / "checkpoints")
+            told = explained(session.folder, choice.job, problem, session.listener)
+            raise told from problem.__cause__
+        steps.flush()
+    look({})
+    return _ended(session)
+
+
+def _ended(session: "Session") -> "Trained | Stop | None":
+    """Return how a run has ended, once no process writes for dead ranks; None: it has not."""
+    from penstock.checkpoints.folders import discard
+
+    found = ended(session.folder, session.followed)
+    if found is not None:
+        discard(session.folder / "checkpoints")
+    return found
+
+
+def wait_for_end(folder: Path, listener: Listener, board: "Board") -> None:
+    """Return when a run has ended that other ranks go on with; a signal ends it, as it would here.
+
+    Raises:   RunError: none of them is left.  Stopped: none of them hears of a signal; a second one
+              came.
+    """
+    listener.say(f"the ranks of this process are gone; others go on: penstock watch {folder}")
+    alive_s, is_asked = time.monotonic(), False
+    while not (folder / ENDED).exists():
+        if board.asked() and not is_asked:
+            is_asked = True
+            if not tell_members(folder):
+                raise Stopped(board.asked(), "waiting for the other ranks was interrupted")
+            listener.say("the other ranks end after the step under way, with a checkpoint")
+        if anybody_at(addresses_in(folder).members.values()):
+            alive_s = time.monotonic()
+        elif time.monotonic() - alive_s > _PATIENCE_S:
+            hint = "--resume continues from the last checkpoint"
+            raise RunError(f"no rank of the run in {folder} is left", hint=hint)
+        time.sleep(_LOOK_S)
