@@ -9,14 +9,17 @@ from hypothesis import strategies as st
 
 from penstock.cluster import Cluster, DeviceKind, Host, Link
 from penstock.errors import PlanError, ProfileError, ScheduleError, TimelineError
+from penstock.graph.graph import CutPoint, Graph, Node
 from penstock.plan import Plan, plan_by_hand
-from penstock.plan.lower import lower_plan
+from penstock.plan.lower import lower_plan, stages_of
 from penstock.profile import Profile
 from penstock.program.codes import JOINS, WORKS
 from penstock.program.lower import chain, lower, lower_schedule
 from penstock.schedule import gpipe, one_f_one_b
+from penstock.schedule.orders import KINDS, Kind
 from penstock.simulate import Recorded, record, simulate
 from penstock.simulate.carry import _sums, carried
+from penstock.simulate.price import costs_of
 from penstock.simulate.what_if import (
     WINDOW,
     Change,
@@ -178,6 +181,62 @@ def test_usual_questions_are_links_ranks_balance_and_schedules_that_fit():
     schedules = [change.schedule for change in asked.values() if change.schedule]
     assert {"gpipe", "zb_h1"} <= set(schedules)
     assert not {"one_f_one_b", "forward_only", "double_buffered"} & set(schedules)
+
+
+KEEPS = Graph(  # mean(tanh(x @ w)): B of the first stage needs what tanh returned
+    key=("batch: float32[3, 2]",),
+    nodes=(
+        Node("w", "parameter", "", (), (2, 2), "float32", 16, 0),
+        Node("batch.0", "input", "", (), (3, 2), "float32", 24, 1),
+        Node("scale", "scale", "", (), (), "float32", 4, 2),
+        Node("mm", "op", "aten.mm.default", (1, 0), (3, 2), "float32", 24, 3, flop=24),
+        Node("tanh", "op", "aten.tanh.default", (3,), (3, 2), "float32", 24, 4, flop=6),
+        Node("mean", "op", "aten.mean.default", (4,), (), "float32", 4, 5, flop=1),
+        Node("expand", "op", "aten.expand.default", (2,), (3, 2), "float32", 24, 2, "B", 5),
+        Node("to_mm", "op", "aten.tanh_backward.default", (6, 4), (3, 2), "float32", 24, 6, "B", 4),
+        Node("to_w", "op", "aten.mm.default", (1, 7), (2, 2), "float32", 16, 7, "B", 3, 24),
+    ),
+    loss=5,
+    gradients={"w": 8},
+    cut_points=(CutPoint("after tanh", 5, 24),),
+    samples=3,
+    tokens=0,
+)
+
+
+@pytest.mark.parametrize("asked", [None, "zb_h1"])
+def test_backward_that_repeats_forward_is_the_run_of_the_plan_that_says_so(asked: str | None):
+    """And back again; ops take what the profile says, thrice as long on this machine."""
+    profile = replace(PROFILE, graph=KEEPS.digest, op_s=(1.0,) * 9, workspace_bytes=(0,) * 9)
+    plan = plan_by_hand(KEEPS, (0,), "one_f_one_b", num_micro_batches=4)
+    again = plan.changed(recompute=(True, True), schedule=asked or plan.schedule)
+
+    def ran(of: Plan) -> Run:
+        seconds = costs_of(KEEPS, stages_of(of, KEEPS), profile).action_s
+
+        def work(_: int, kind: Kind, stage: int, number: int) -> float:
+            return 3 * float(seconds[KINDS.index(kind), stage, 0])
+
+        timeline = fake_run(lower_plan(of, KEEPS), plain(5)._replace(work=work))
+        return measured_run(of, KEEPS, timeline, profile)
+
+    run, would = ran(plan), ran(again)
+    answer = what_if(run, Change(recompute=True, schedule=asked))
+    assert answer.step_s == pytest.approx(would.replayed_s)
+    assert "what B repeats, as the profile has it" in answer.rests_on
+    whole = what_if(run, Change(recompute=True)).step_s - run.replayed_s
+    assert whole == pytest.approx(24, abs=1)  # two ops of 3 s more for each of 4 micro-batches
+    back = what_if(would, Change(recompute=False)).step_s
+    assert back == pytest.approx(ran(again.changed(recompute=(False, False))).replayed_s)
+
+
+def test_what_a_backward_repeats_is_asked_where_a_profile_tells_what_it_takes():
+    asked = dict(usual_changes(run_of(plan_of(), plain(0))))
+    assert asked["all of F repeated in B"] == Change(recompute=True)
+    assert "nothing of F repeated in B" not in asked
+    assert not any(c.recompute for _, c in usual_changes(run_of(plan_of(), plain(0), None)))
+    with pytest.raises(ProfileError, match="there is no profile"):
+        what_if(run_of(plan_of(), plain(0), None), Change(recompute=True))
 
 
 def test_run_without_a_backward_or_without_a_pipeline_is_asked_for_no_other_schedule():

@@ -216,7 +216,8 @@ def _usual(run: "Run", tell: Callable[[int, int], None]) -> list[_Answered]:
     found: list[_Answered] = []
     questions = [*usual_changes(run), *copies_again(run)]
     for words, change in questions:
-        refused = "" if change.schedule is None else _too_large(run, change)
+        is_same = change.schedule is None and change.recompute is None
+        refused = "" if is_same else _too_large(run, change)
         try:
             answer = None if refused else what_if(run, change)
             found.append(_Answered(words, answer, refused))
@@ -227,7 +228,7 @@ def _usual(run: "Run", tell: Callable[[int, int], None]) -> list[_Answered]:
 
 
 def _too_large(run: "Run", change: "Change") -> str:
-    """Return why a schedule does not fit in memory, or ""."""
+    """Return why a change of the plan does not fit in memory, or ""."""
     from penstock.search.search import evaluate
     from penstock.simulate.what_if import changed
 

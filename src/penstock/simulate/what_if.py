@@ -13,8 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.cluster.cluster import Cluster, DeviceKind
-from penstock.errors import PlanError
+from penstock.errors import PlanError, ProfileError
 from penstock.graph.graph import Graph
+from penstock.graph.stages import Stages
 from penstock.plan.lower import lower_plan, stages_of
 from penstock.plan.plan import Plan, is_asynchronous
 from penstock.profile.kinds import Profiles, as_tuple, places_of
@@ -34,6 +35,7 @@ from penstock.schedule.recipe import (
     units_of,
 )
 from penstock.simulate.carry import carried
+from penstock.simulate.costs import Costs
 from penstock.simulate.fed import data_waits, fed
 from penstock.simulate.matched import Floats
 from penstock.simulate.price import costs_of
@@ -58,6 +60,7 @@ class Change:
     data                   what ranks wait for their data, how many times faster; inf: not at all
     cluster                messages and sums take what the links of these machines say
     schedule, num_micro_batches   another order of work; more or fewer micro-batches of a replica
+    recompute              whether B repeats F, in all stages; None: as in the run
 
     Raises:   PlanError: a number that is not above 0, or a latency below 0 or infinite.
     """
@@ -71,6 +74,7 @@ class Change:
     cluster: Cluster | None = None
     schedule: str | AnySchedule | None = None
     num_micro_batches: int | None = None
+    recompute: bool | None = None
 
     def __post_init__(self) -> None:
         times = [times for pairs in (self.ranks, self.stages, self.kinds) for _, times in pairs]
@@ -94,6 +98,8 @@ class Change:
             yield name_of(any_schedule(self.schedule))
         if self.num_micro_batches is not None:
             yield f"{self.num_micro_batches} micro-batches"
+        if self.recompute is not None:
+            yield "all of F repeated in B" if self.recompute else "nothing of F repeated in B"
         for what, pairs in (("rank", self.ranks), ("stage", self.stages), ("", self.kinds)):
             for which, times in pairs:
                 yield f"{f'{what} {which}'.strip()} {times:g} times faster"
@@ -218,10 +224,14 @@ def changed(run: Run, change: Change) -> Plan:
     asked = None
     if change.schedule is not None:
         asked = as_cut(any_schedule(change.schedule), run.plan.schedule)
+    again = run.plan.recompute
+    if change.recompute is not None:
+        again = (change.recompute,) * run.plan.num_stages
     plan = run.plan.changed(
         schedule=asked or run.plan.schedule,
         num_micro_batches=change.num_micro_batches or run.plan.num_micro_batches,
         shares=() if change.num_micro_batches else run.plan.place.shares,
+        recompute=again,
     )
     if asked is None or not takes_seconds(plan) or run.profiles is None:
         return plan
@@ -244,12 +254,38 @@ def lowered(run: Run, change: Change) -> tuple[Program, Recorded, tuple[str, ...
     steps = (run.program.num_steps if is_asynchronous(run.plan) else WINDOW) if several else 1
     program = lower_plan(plan, run.graph, num_steps=steps, stages=stages)
     _check_devices(run, program)
-    costs = None
+    costs, is_repeated = None, plan.recompute != run.plan.recompute
     if run.profiles is not None:
-        costs = costs_of(run.graph, stages, run.profiles, copies=plan.offloads)
+        ran = stages_of(run.plan, run.graph) if is_repeated else stages
+        costs = costs_of(run.graph, ran, run.profiles, copies=plan.offloads)
     other = carried(run.program, recorded, program, costs=costs, cluster=run.cluster)
-    copies = ("copies of weights as free",) if several and not is_asynchronous(run.plan) else ()
-    return program, other.recorded, (*other.rests_on, *copies)
+    notes = [*other.rests_on]
+    if several and not is_asynchronous(run.plan):
+        notes.append("copies of weights as free")
+    if not is_repeated:
+        return program, other.recorded, tuple(notes)
+    notes.append("what B repeats, as the profile has it")
+    work_s = other.recorded.work_s * _longer(run, stages, costs, program)
+    return program, replace(other.recorded, work_s=work_s), tuple(notes)
+
+
+def _longer(run: Run, stages: Stages, ran: Costs | None, program: Program) -> Floats:
+    """Return, by compute and update of a program, how many times longer each takes.
+
+    By the profile's seconds of `stages` over those of the stages that ran, on the first kind.
+    Raises:   ProfileError: the run has no profile.
+    """
+    if run.profiles is None or ran is None:
+        message = "what B repeats was not run, and there is no profile"
+        raise ProfileError(message, hint="replay a run whose folder has its profile.json")
+    would = costs_of(run.graph, stages, run.profiles).action_s[: len(KINDS), :, 0]
+    before = ran.action_s[: len(KINDS), :, 0]
+    times = np.divide(would, before, out=np.ones_like(would), where=before > 0)
+    code = program.code
+    rows = np.flatnonzero(WORKS[code.op])
+    kinds = COST_ROW[code.op[rows], code.kind[rows]]
+    is_known = kinds < len(KINDS)  # the others are copies
+    return np.where(is_known, times[np.where(is_known, kinds, 0), code.stage[rows]], 1.0)
 
 
 def _check_devices(run: Run, program: Program) -> None:
@@ -338,8 +374,8 @@ def usual_changes(run: Run) -> Iterator[tuple[str, Change]]:
     """Yield the changes that are asked for first, in words.
 
     No wait for data, where that is a hundredth of a step; free links; each rank a tenth faster;
-    stages that take equally long; every other schedule that drains and puts the same stages on the
-    same number of ranks.
+    stages that take equally long; B that repeats F, or does not; every other schedule that drains
+    and puts the same stages on the same number of ranks.
     """
     if max(run.data_s, default=0.0) > _SEEN * run.replayed_s:
         change = Change(data=float("inf"))
@@ -353,6 +389,9 @@ def usual_changes(run: Run) -> Iterator[tuple[str, Change]]:
     if run.program.num_stages > 1:
         yield "all stages equally long", balanced(run)
     plan = run.plan
+    if run.profiles is not None and trains(plan.schedule):
+        ways = (Change(recompute=each) for each in (False, True))
+        yield from ((str(way), way) for way in ways if changed(run, way) != plan)
     several = plan.num_ranks > 1 and trains(plan.schedule)
     units = units_of(plan.schedule)
     for each in [Recipe(make.__name__, units=units) for make in SCHEDULES] if several else []:
