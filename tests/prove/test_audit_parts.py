@@ -45,7 +45,7 @@ def audited(case: Case, folder: Path, *, is_over: bool = False) -> Bench:
         bench = Bench(case, folder, desk, Pace(1.0, BASIS))
         while (place := bench.next(is_over=is_over)) is not None:
             bench.audit(place)
-            if bench.failed or bench.rows[-1].problem:
+            if bench.failed or (bench.rows and bench.rows[-1].problem):
                 break
     return bench
 
@@ -178,6 +178,23 @@ def test_what_the_machine_lacks_says_nothing_of_a_step(run, tmp_path):
     assert lacks_room(RuntimeError("DefaultCPUAllocator: can't allocate memory"))
     assert not lacks_room(FileNotFoundError(errno.ENOENT, "no such file"))
     assert not lacks_room(RuntimeError("shapes differ"))
+
+
+def test_a_host_that_is_not_reached_just_now_says_nothing_of_a_step(run, tmp_path):
+    case, folder = run
+    shutil.copytree(folder, tmp_path / "run")
+    asked, right = list[int](), case.job.data
+
+    def far(start: int) -> Iterator[object]:
+        asked.append(start)
+        if len(asked) == 1:
+            raise ConnectionResetError("a host is away")
+        yield from right(start)
+
+    bench = audited(replace(case, job=replace(case.job, data=far)), tmp_path / "run")
+    assert [(row.step, row.problem) for row in bench.rows] == [(3, "")]
+    assert bench.failed == ""
+    assert bench.missed.startswith("step 1 could not be audited: the plain loop ends there: Conn")
 
 
 def twice_from_step_6(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -200,7 +200,7 @@ class Bench:
         self.loop: PlainLoop | None = None
         self.rows: list[Audit] = []
         self.asks = Asks()
-        self.failed = self.but = ""
+        self.failed = self.missed = self.but = ""
 
     def run(self, board: Board, terms: AuditTerms) -> Audited:
         """Audit what ranks keep, and ask for more; return what was found once the run is over."""
@@ -223,7 +223,9 @@ class Bench:
                 break
             else:
                 self.pace.used(self.own_s)
-                waits = first_is_kept and not self.rows  # as was said by who leads the run
+                waits = first_is_kept and not (
+                    self.rows or self.missed
+                )  # as was said by who leads the run
                 if not waits:
                     self.asks.ask(board, self.pace)
                     self.desk.may(self.pace.affords(1 + self.asks.is_open))
@@ -231,7 +233,7 @@ class Bench:
         self.desk.may(False)
         self.pace.used(self.own_s)
         own = self.pace.spent_s, self.pace.of_s
-        return Audited(tuple(self.rows), *own, self.failed, but=self.but)
+        return Audited(tuple(self.rows), *own, self.failed or self.missed, but=self.but)
 
     @property
     def own_s(self) -> float:
@@ -265,7 +267,8 @@ class Bench:
         """Make the step that was kept in a folder again, and compare; what cannot be made differs.
 
         What the machine has no room for, and a folder that not all ranks see, say nothing of a
-        step: then there are no more audits.
+        step: then there are no more audits.  Nor do files and hosts that the author's code does
+        not reach just now: another step is audited.
         """
         step, start_s = step_of(place), time.process_time()
         is_seen = bool(self.rows) or any(map(is_kept, place.parent.iterdir()))
@@ -282,6 +285,8 @@ class Bench:
         except Exception as problem:  # noqa: BLE001 - the job's own code may raise anything
             if lacks_room(problem) or not is_seen:
                 self._fail(place, words_of(problem))
+            elif isinstance(problem, OSError):
+                self._miss(place, words_of(problem))
             else:
                 self._tell(place, Audit(step, words_of(problem), "", self.own_s))
             return
@@ -303,6 +308,12 @@ class Bench:
     def _fail(self, place: Path, why: str) -> None:
         self.failed = f"step {step_of(place) + 1} could not be audited: {why}"
         shutil.rmtree(place, ignore_errors=True)
+
+    def _miss(self, place: Path, why: str) -> None:
+        self._fail(place, why)
+        self.missed, self.failed = self.failed, ""
+        if self.loop is not None:
+            self.loop.plain.rest()
 
     def _is_of_another_plan(self, law: str) -> bool:
         late = self.case.late
