@@ -268,3 +268,18 @@ def test_hooks_of_an_optimizer_do_not_count_what_is_measured() -> None:
     assert found["update_s_per_byte"] > 0.0
     assert measure.optimizer_state(captured("blocks"), job, apart) == 0.0
     assert calls == []
+
+
+def test_as_much_is_measured_as_has_room() -> None:
+    asked = list[int]()
+
+    def measured(part: int) -> int:
+        asked.append(part)
+        if part < 32:
+            raise torch.OutOfMemoryError
+        return part
+
+    assert measure.with_room(measured, 8) == 32
+    assert asked == [8, 16, 32]
+    with pytest.raises(torch.OutOfMemoryError):
+        measure.with_room(lambda part: measured(0), 8)

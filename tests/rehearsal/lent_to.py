@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from penstock.device import Device
 from penstock.graph import waiting
 from penstock.graph.waiting import backward_of, lent, placed, waits
+from penstock.profile.measure import _peak_bytes
 
 ours, WIDTH = cuda.library, 64
 
@@ -66,6 +67,11 @@ placed(waiting_one)
 cuda._OURS["reset_peak_memory_stats"]()
 before = ours.rehearsal_peak(0)
 found = made(waiting_one)
+near = [nn.Parameter(torch.ones(WIDTH, WIDTH, device="cuda")) for _ in range(4)]
+for each in near:
+    each.grad = torch.ones_like(each)
+updates = torch.optim.AdamW(near, foreach=True)
+updates.step()
 print(
     json.dumps(
         {
@@ -73,6 +79,7 @@ print(
             "names": sorted(expected.keys() ^ found.keys()),
             "apart": max(float((found[n] - expected[n]).abs().max()) for n in expected),
             "weights": weights,
+            "update": _peak_bytes(updates.step) / waiting.bytes_of(near),
             "peak": ours.rehearsal_peak(0) - before,
             "races": [ours.rehearsal_race(n).decode() for n in range(ours.rehearsal_races())],
         }

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.state import few_numbers
 from penstock.state.error_feedback import HeldBack
 from penstock.state.few_numbers import greatest, orthonormal
 from penstock.state.flat import layouts_of
@@ -166,6 +167,18 @@ def simulated(text, layout, shapes, count, first):
 
 
 # -- what is promised -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["int8", "sign"])
+def test_pieces_of_a_stage_are_summed_as_all_of_it_is(text, monkeypatch):
+    """So that codes take as much memory for a large stage as for a small one."""
+    _, whole = summed(text, [(700,), (900,)], 3)
+    monkeypatch.setattr(few_numbers, "_PIECE", 512)
+    _, pieces = summed(text, [(700,), (900,)], 3)
+    for (rows, _, _), (others, _, _) in zip(whole, pieces, strict=True):
+        assert torch.equal(rows[0][0], others[0][0])
+    lefts = [sum(rows[0][1] for rows, _, _ in ranks) for ranks in (whole, pieces)]
+    torch.testing.assert_close(*lefts)
 
 
 @pytest.mark.parametrize("text", WAYS)

@@ -51,6 +51,7 @@ _FAR_BYTES, _FAR_BLOCKS = 1 << 26, 16  # more than caches hold, as what a step m
 _FAR_SMALL = 256, 256  # tensors that are moved to know what each costs, and bytes of one
 _COPIED_BYTES = 1 << 28  # on a device, of weights that are copied
 _PACKED_ROWS = (1, 1024)  # of 256 numbers
+_LEAST_PART = 256  # of the memory of an accelerator
 _BUDGET_S = 2.0  # for the op-by-op runs
 Apart = Callable[[Callable[[], Any]], Any]
 
@@ -308,19 +309,32 @@ class _Ops:
 def workspaces(capture: Capture, inputs: Mapping[int, Any]) -> tuple[int, ...]:
     """Return for each node the bytes that it holds only while it runs.
 
-    The profiler notes every allocation; marks between the ops say which op made it.
+    Of a CPU the profiler notes every allocation; marks between the ops say which op made it.
     """
     nodes, ops = capture.graph.nodes, _Ops(capture)
+    found, device = [0] * len(nodes), here()
+
+    def note(at: int, peak: int) -> None:
+        owns = nodes[at].storage == at
+        found[at] = max(0, peak - (nodes[at].size_bytes if owns else 0))
+
+    if not device.is_cpu:
+        before = [device.reset_peak()]
+
+        def look(at: int) -> None:
+            note(at, device.peak_bytes - before[0])
+            before[0] = device.reset_peak()
+
+        ops.run(inputs, each=look)
+        return tuple(found)
     with _compat.memory_profile() as memory:
         ops.run(inputs, each=_compat.memory_mark)
-    found = [0] * len(nodes)
     now = peak = at = 0
     for event in memory():
         now += event.size_bytes
         peak = max(peak, now)
         if event.is_mark:
-            owns = nodes[at].storage == at
-            found[at] = max(0, peak - (nodes[at].size_bytes if owns else 0))
+            note(at, peak)
             at, now, peak = at + 1, 0, 0
     return tuple(found)
 
@@ -336,20 +350,38 @@ def optimizer_costs(capture: Capture, job: Job, apart: Apart = _here) -> dict[st
 
 
 def _costs(capture: Capture, job: Job) -> dict[str, float]:
-    known = _some_trained(capture)
+    def costs(part: int) -> dict[str, float]:
+        return _costs_of(capture, job, _some_trained(capture, part))
+
+    return with_room(costs, COPIES)
+
+
+def with_room(measured: Callable[[int], T], part: int) -> T:
+    """Return the result of measuring as much as lies in a part of an accelerator's memory.
+
+    measured:  given that it is the `part`-th part; of half as much where there was no room for all.
+    """
+    while True:
+        try:
+            return measured(part)
+        except torch.OutOfMemoryError:
+            if part >= _LEAST_PART:
+                raise
+        part *= 2
+
+
+def _costs_of(
+    capture: Capture, job: Job, known: Mapping[str, torch.nn.Parameter]
+) -> dict[str, float]:
     place = here().place  # they may wait in the host's memory
     weights = {name: p.detach().to(place, copy=True) for name, p in known.items()}
     gradients = {name: torch.full_like(p, 1e-4) for name, p in weights.items()}
-    made = [torch.full_like(p, 1e-4, dtype=_read_in(capture, n)) for n, p in weights.items()]
     size = bytes_of(known.values())
-    sums: Any = [torch.zeros_like(p) for p in weights.values()]
-    accumulate_s = _timed(lambda: _compat.add_in_place(sums, made))
+    accumulate_s, copy_s = _sum_costs(capture, weights)
     whole = whole_optimizer(job, capture.model)
     seconds, call_s, workspaces = _updated(whole, weights, gradients)
     if job.clip_norm is not None:
         seconds += _timed(partial(_clip, list(gradients.values())))
-    if capture.graph.masters:  # what a step reads is made anew
-        seconds += _timed(lambda: [copy.copy_(p) for copy, p in zip(made, sums, strict=True)])
     held = _state(whole.optimizer)
     state, numbers = (_held_bytes(v for v in held if bool(v.dim()) == is_row) for is_row in (1, 0))
     device = here()
@@ -357,7 +389,7 @@ def _costs(capture: Capture, job: Job) -> dict[str, float]:
     flat, other = torch.zeros(2, max(1, copied // 4), device=device.place)
     return {
         "accumulate_s_per_byte": accumulate_s / size,
-        "update_s_per_byte": max(0.0, seconds - call_s) / size,
+        "update_s_per_byte": max(0.0, seconds + copy_s - call_s) / size,
         "update_s": call_s,
         "state_bytes_per_byte": state / size,
         "state_bytes_per_tensor": numbers / len(known),
@@ -366,11 +398,24 @@ def _costs(capture: Capture, job: Job) -> dict[str, float]:
     }
 
 
-def _some_trained(capture: Capture) -> dict[str, torch.nn.Parameter]:
-    """Return the parameters that are trained; where all have no room, the smallest, and others."""
+def _sum_costs(capture: Capture, weights: Mapping[str, Tensor]) -> tuple[float, float]:
+    """Return the seconds of adding gradients to their sums, and of making what a step reads."""
+    made = [torch.full_like(p, 1e-4, dtype=_read_in(capture, n)) for n, p in weights.items()]
+    sums: Any = [torch.zeros_like(p) for p in weights.values()]
+    accumulate_s = _timed(lambda: _compat.add_in_place(sums, made))
+    if not capture.graph.masters:
+        return accumulate_s, 0.0
+    return accumulate_s, _timed(lambda: [copy.copy_(p) for copy, p in zip(made, sums, strict=True)])
+
+
+def _some_trained(capture: Capture, part: int) -> dict[str, torch.nn.Parameter]:
+    """Return the parameters that are trained; where all have no room, the smallest, and others.
+
+    part:     which part of an accelerator's memory they may take.
+    """
     known = {n: p for n, p in capture.model.named_parameters() if p.requires_grad}
     device = here()
-    room = bytes_of(known.values()) if device.is_cpu else device.usable_bytes // COPIES
+    room = bytes_of(known.values()) if device.is_cpu else device.usable_bytes // part
     taken, found = 0, set[str]()
     for name, parameter in sorted(known.items(), key=lambda row: row[1].numel()):
         taken += bytes_of([parameter])
@@ -549,7 +594,12 @@ def _state_size(capture: Capture, job: Job) -> float:
 
 
 def _peak_bytes(call: Callable[[], Any]) -> int:
-    """Return the most bytes that `call` holds above those held before."""
+    """Return the most bytes that `call` holds above those held before, on the device here."""
+    device = here()
+    if not device.is_cpu:
+        before = device.reset_peak()
+        call()
+        return device.peak_bytes - before
     with _compat.memory_profile() as memory:
         call()
     now = peak = 0

@@ -42,6 +42,7 @@ from penstock.runtime.audited import Audits, StepKeeper, keeper_of, law_of
 from penstock.runtime.calls import Bound, StepResult
 from penstock.runtime.collects import only_slices, own_capture
 from penstock.runtime.device_clock import MARKED, DeviceClock
+from penstock.runtime.device_peak import with_peak
 from penstock.runtime.finite import check_weights, forget, leaving
 from penstock.runtime.guide import Guide
 from penstock.runtime.lane import Begun, Queued
@@ -666,13 +667,10 @@ class WindowRunner:
         moments: list[Any] | None = [] if is_marked else None
         self.rank.marks_into(moments)
         if window.is_profiled:
-            device = of(self.rank.device)
-            before = 0 if device.is_cpu else device.reset_peak()
+            run = partial(self.rank.run, calls, window.first_step)
             with _compat.memory_profile() as memory:
-                marks = self.rank.run(calls, window.first_step)
-            held = self.rank.held_bytes()
-            self.memory = _held(self.rank, memory(), held)
-            self.peak_bytes = 0 if device.is_cpu else held + device.peak_bytes - before
+                marks, self.peak_bytes = with_peak(of(self.rank.device), self.rank.held_bytes, run)
+            self.memory = _held(self.rank, memory(), self.rank.held_bytes())
         else:
             marks = self.rank.run(calls, window.first_step)
         self.rank.marks_into(None)

@@ -20,6 +20,7 @@ from penstock.transport.transport import Transport
 _SCALE_BYTES = 4
 _MOST, _TINY = 127, 1e-37  # of a code; of a scale that is divided by
 _CHUNK = 256  # blocks at once, which a core keeps near
+_PIECE = BLOCK << 12  # numbers at once, which ranks send to each other
 _GATHERING = 0x0102040810204080  # times eight bytes of 0 or 1: these are the bits of the last byte
 _INDEPENDENT = 1e-5  # of a column: less than that of it is left by the columns before: rounding
 _SEARCHED, _HALVINGS = 4096, 20  # numbers from which a threshold is searched, and how often
@@ -28,7 +29,18 @@ _SEARCHED, _HALVINGS = 4096, 20  # numbers from which a threshold is searched, a
 def sum_codes(
     transport: Transport, whole: Tensor, left: Tensor, ranks: tuple[int, ...], way: SumsWay
 ) -> None:
-    """Replace `whole` by its sum in codes; put what they do not say into `left`."""
+    """Replace `whole` by its sum in codes; put what they do not say into `left`.
+
+    Piece by piece: what codes and their meanings hold meanwhile does not grow with the stage.
+    """
+    for first in range(0, len(whole), _PIECE):
+        piece = slice(first, first + _PIECE)
+        _sum_piece(transport, whole[piece], left[piece], ranks, way)
+
+
+def _sum_piece(
+    transport: Transport, whole: Tensor, left: Tensor, ranks: tuple[int, ...], way: SumsWay
+) -> None:
     own, count, size = ranks.index(transport.rank), len(ranks), block_bytes(way.kind)
     blocks = [blocks_of(len(whole)) * at // count for at in range(count + 1)]
     ends = [min(BLOCK * at, len(whole)) for at in blocks]
