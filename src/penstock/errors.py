@@ -49,6 +49,10 @@ class MemoryShortError(PlanError):
     """No plan that was tried fits into the memory."""
 
 
+class UnlikeShapesError(PlanError):
+    """Steps of several shapes cannot have one division of the model."""
+
+
 class ProgramError(PenstockError):
     """Instructions that would hang, mix up messages or overwrite what is still in use."""
 

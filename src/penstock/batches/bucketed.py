@@ -89,11 +89,6 @@ class Bucketed:
         """Return the key of micro-batch `number`."""
         return self._place(number)[0].key
 
-    def number_of(self, key: StepKey) -> int:
-        """Return the first micro-batch of a key."""
-        steps = range(0, len(self), self.step_micro_batches)
-        return next(number for number in steps if self.key_of(number) == key)
-
     def batch(self, number: int) -> Batch:
         """Return micro-batch `number`."""
         with own_random():

@@ -3,12 +3,13 @@
 import functools
 import operator
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from penstock.batches.of_key import key_of_job
 from penstock.choose.degrees import DegreeSearch, as_asked, decision
 from penstock.choose.fuse import known, usable
 from penstock.choose.joined_counts import (
@@ -56,12 +57,27 @@ if TYPE_CHECKING:
     Profiling = Callable[[Capture, Job, Cluster, Listener], tuple[Profile, ...]]
 
 
+class PlannedKey(NamedTuple):
+    """The step of one more shape of a job, its plan, and the share of all steps that have it."""
+
+    key: Hashable
+    share: float
+    captured: "Capture"
+    plan: Plan
+
+
 class Choice(NamedTuple):
-    """A plan with all that it was made from; the job's micro-batches joined as it says."""
+    """A plan with all that it was made from; the job's micro-batches joined as it says.
+
+    key:     of the steps that it was made for, where those of the job have several.
+    others:  the same division for those of other keys.
+    """
 
     job: Job
     captured: "Capture"
     plan: Plan
+    key: Hashable = None
+    others: tuple[PlannedKey, ...] = ()
 
 
 class SearchAim(NamedTuple):
@@ -324,7 +340,8 @@ def best(
     options = [option for _, option in tried if not isinstance(option, PlanError)]
     cut = partial(_cut_option, fixed=fixed, there=there, aim=aim)
     is_over = _over(start, aim.limit_s)
-    options += in_slices(tried, fixed, aim.objective, cut, is_over)
+    if key_of_job(job) is None:  # else steps of other shapes would have to be cut alike
+        options += in_slices(tried, fixed, aim.objective, cut, is_over)
     degrees = DegreeSearch(tried, fixed, there.cluster, cut, is_over)
     options += degrees.options(aim.objective)
     if not options:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from penstock.batches.of_key import key_of_job
 from penstock.bits import AS_IT_IS
 from penstock.job import Job
 from penstock.plan.plan import Plan
@@ -27,7 +28,12 @@ _FOR_A_RANK = 1, 4  # micro-batches: for replicas, and to fill a pipeline
 
 
 def ways_to_join(job: Job) -> list[int]:
-    """Return how many micro-batches may be joined; 1 is the first."""
+    """Return how many micro-batches may be joined; 1 is the first.
+
+    None of those whose steps have one of several shapes, each of which would have to be.
+    """
+    if key_of_job(job) is not None:
+        return [1]
     return [k for k in range(1, MOST_JOINED + 1) if job.micro_batches % k == 0]
 
 
@@ -55,7 +61,8 @@ def may_divide(job: Job, fixed: "Fixed") -> bool:
     """Return whether a plan of parts can be what is asked for."""
     is_late = fixed.schedule is not None and has_window(any_schedule(fixed.schedule))
     is_rounded = job.sums is not None or job.fewest_bits != (AS_IT_IS, AS_IT_IS)
-    return not (is_late or is_rounded or job.batch_by_ranks)
+    is_keyed = key_of_job(job) is not None
+    return not (is_late or is_rounded or is_keyed or job.batch_by_ranks)
 
 
 def _divisors(samples: int, least: int) -> Iterator[int]:

@@ -1,12 +1,12 @@
 """Run windows: the programs that make up a run, and which of them is watched for its memory."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from penstock.checkpoints.folders import Keep
-from penstock.errors import PlanError
+from penstock.errors import PlanError, RunError
 from penstock.graph.graph import Graph
 from penstock.plan.lower import lower_plan
 from penstock.plan.plan import Plan, is_asynchronous, schedule_of
@@ -140,6 +140,26 @@ def windows_of(graph: Graph, plan: Plan, steps: range, every: Sequence[int]) -> 
         step += length(step)
     first = () if warm_up is None else (warm_up,)
     return Windows(steps.start, ask, (*first, *made.values()))
+
+
+def windows_of_keys(
+    programs: Mapping[Hashable, Program], key_of: Callable[[int], Hashable], steps: range
+) -> Windows:
+    """Return the windows of steps of several keys: of one step each, by the program of its key.
+
+    Raises:   RunError: a step has a key without a program.
+    """
+
+    def ask(step: int) -> Program | None:
+        if step >= steps.stop:
+            return None
+        key = key_of(step)
+        if key not in programs:
+            message = f"step {step} has the shape {key}, which was not planned"
+            raise RunError(message, hint="does the data know all its keys?")
+        return programs[key]
+
+    return Windows(steps.start, ask, tuple(programs.values()))
 
 
 def _warm_until(plan: Plan, steps: range) -> int:

@@ -54,6 +54,12 @@ def with_places(
     return _unique_names([found[at] for at in sorted(found)])
 
 
+def points_at(graph: Graph, points: Iterable[CutPoint]) -> tuple[CutPoint, ...]:
+    """Return the cut points of a graph of the same nodes, with the bytes that cross in this one."""
+    crossing = _crossing_bytes(graph)
+    return tuple(CutPoint(point.name, point.at, crossing[point.at]) for point in points)
+
+
 def _inside_slices(graph: Graph, ops: Iterable[int]) -> list[bool]:
     """Return the nodes before which a slice of a parameter has begun, and is not at its end."""
     span: dict[str, tuple[int, int]] = {}

@@ -177,6 +177,12 @@ class Rank:
         for known in (self._senders, self._receivers, self._ahead):
             known.clear()
 
+    def begin_anew(self, first_edge: int) -> None:
+        """Forget what is made for a graph: messages go by other channels from now on."""
+        self.first_edge, self._group = first_edge, 1
+        self._senders, self._receivers, self._ahead = {}, {}, {}
+        self._joints, self._far = {}, {}
+
     def bind(self, program: Program) -> list[Bound]:
         """Return the calls of one window of `program` on this rank.
 

@@ -45,6 +45,7 @@ from penstock.runtime.device_clock import MARKED, DeviceClock
 from penstock.runtime.device_peak import with_peak
 from penstock.runtime.finite import check_weights, forget, leaving
 from penstock.runtime.guide import Guide
+from penstock.runtime.keys import KeyStep, bound_of, check_alike
 from penstock.runtime.lane import Begun, Queued
 from penstock.runtime.left_steps import leaving_steps
 from penstock.runtime.meter import Meter
@@ -95,10 +96,12 @@ class Task:
     audits:            where steps are kept that the plain loop makes again; None: none is.
     forgets:           whether it goes on without what the checkpoint does not hold.
     predicted_bytes:   the peak of each rank as the plan expects it; empty: unknown.
+    keys:              steps of other shapes than the first, whose programs are among the windows'.
     carries:           buffers that several ranks change; none where functions are emulated.
 
     Raises:   RunError: there is no window.
               PlanError: a buffer has to see all micro-batches in order, and would not.
+              UnlikeShapesError: a step of another shape has other weights in a stage.
     """
 
     capture: Capture
@@ -126,11 +129,14 @@ class Task:
     audits: Audits | None = None
     forgets: bool = False
     predicted_bytes: tuple[int, ...] = ()
+    keys: tuple[KeyStep, ...] = ()
     carries: Carries = field(init=False)
 
     def __post_init__(self) -> None:
         if not self.windows.count(1):
             raise RunError("there are no steps to run", hint="give one step or more")
+        for step in self.keys:
+            check_alike((self.capture, self.stages), (step.capture, step.stages))
         carries: Carries = {}
         if self.function_of is function_of:
             carries = carries_of(
@@ -152,18 +158,27 @@ class Task:
         """
         if self.compiled:
             for program in self.windows.programs:
+                capture, stages, _ = self._step_of(program)
                 for stage, kind in segments_of(program):
-                    self.make(self.stages.stages[stage].segment(kind), self.capture)
+                    self.make(stages.stages[stage].segment(kind), capture)
         return self
 
     def make_ahead(self) -> "Task":
         """Return the task, the functions of all that it runs being made."""
         for program in self.windows.programs:
+            capture, stages, functions = self._step_of(program)
             for stage, kind in segments_of(program):
-                if (stage, kind, False) not in self.functions:
-                    made = self.make(self.stages.stages[stage].segment(kind), self.capture)
-                    self.functions[stage, kind, False] = made
+                if (stage, kind, False) not in functions:
+                    made = self.make(stages.stages[stage].segment(kind), capture)
+                    functions[stage, kind, False] = made
         return self
+
+    def _step_of(self, program: Program) -> tuple[Capture, Stages, dict[FunctionKey, Function]]:
+        """Return the step that a program runs, and what is made of it."""
+        for step in self.keys:
+            if any(program is each for each in step.programs):
+                return step.capture, step.stages, step.functions
+        return self.capture, self.stages, self.functions
 
     def at(
         self, windows: Windows, resume: Path | None = None, first_edge: int | None = None
@@ -270,9 +285,7 @@ def _worked(
     keeper = None
     if task.audits is not None:
         keeper = keeper_of(rank, task.audits, partial(_settled, rank))
-    for program in task.windows.programs:
-        rank.expect(program)
-    bound = {id(program): rank.bind(program) for program in task.windows.programs}
+    bound = bound_of(rank, task.windows.programs, task.keys)
     if task.resume is not None:
         state = checkpoint.load(task.resume)
         if not task.forgets:
@@ -423,7 +436,8 @@ def run_once(task: Task) -> set[int]:
 
 def _agree(task: Task, transport: Transport) -> None:
     """Raise unless all ranks traced the same graph."""
-    own = task.capture.graph.digest
+    captures = task.capture, *(step.capture for step in task.keys)
+    own = " ".join(capture.graph.digest for capture in captures)
     digests = [d.decode() for d in transport.all_gather_bytes(own.encode(), _everyone(transport))]
     if set(digests) != {own}:
         listed = ", ".join(f"rank {r}: {d}" for r, d in enumerate(digests))

@@ -37,7 +37,6 @@ from penstock.choose.settle import (
     CheckOptions,
     NoPlanError,
     bounded,
-    examined,
     proved,
     proved_eager,
 )
@@ -55,6 +54,7 @@ from penstock.errors import (
     PlanError,
     RankMisfitError,
     RunError,
+    UnlikeShapesError,
 )
 from penstock.examine import same_run
 from penstock.examine.eager_memory import check_memory
@@ -92,9 +92,17 @@ from penstock.training.mirror import mirroring
 from penstock.training.misfits import go_on_alone, go_on_unplanned
 from penstock.training.replicas import WITHOUT_ELASTIC, Replicas, run_eagerly
 from penstock.training.results import Trained, explained, finished, lines, resumption
+from penstock.training.shapes import (
+    chosen,
+    examined_job,
+    proved_shapes,
+    sizes_by_step,
+    traced_shapes,
+)
 from penstock.training.task import TaskTerms, task_of, windows_from
 
 if TYPE_CHECKING:
+    from penstock.choose.keys import TracedKey
     from penstock.graph.trace import Capture
     from penstock.prove.audit import Auditor
     from penstock.runtime.rank import StepResult
@@ -152,6 +160,7 @@ class Session:
     begun_s:  processor time that its process had taken when it began.
     facts:    what it begins with, for those who go on with it, or join.
     found:    what the job is found to be, under torchrun, on rank 0.
+    shapes:   the steps of its shapes, if it has several, that with most of the work first.
     """
 
     job: Job
@@ -184,6 +193,12 @@ class Session:
     begun_s: float = field(default_factory=used_s)
     facts: same_run.RunFacts | None = None
     found: "Examined | None" = None
+    shapes: "tuple[TracedKey, ...]" = ()
+
+    @property
+    def step_job(self) -> Job:
+        """Return the job of the steps of which one was traced: of several shapes, the first."""
+        return self.shapes[0].job if self.shapes else self.job
 
     @property
     def listener(self) -> Listener:
@@ -211,6 +226,10 @@ class Session:
     def knows(self, found: "Examined | None") -> None:
         """Note what the job is found to be; None: another rank knows."""
         self.found = found
+
+    def planned_for(self, shapes: "tuple[TracedKey, ...]") -> None:
+        """Let the plan be made for the first of these shapes."""
+        self.shapes = shapes
 
     def may_replan_by(self, basis: SearchBasis | None) -> None:
         """Note by what a plan can be made again; None: it cannot."""
@@ -271,7 +290,13 @@ class Session:
         """Choose a plan, prove it and run it, in processes of this host."""
         from penstock.runtime.launch import local_launcher
 
-        choice = self.choose(captured, checkpoint, found)
+        try:
+            choice = self.choose(captured, checkpoint, found)
+        except UnlikeShapesError as problem:
+            if self.is_strict():
+                raise
+            self.listener.say(f"{problem.message}: training it eagerly instead")
+            return self.train_eagerly(first_step, checkpoint, found)
         launch = local_launcher(choice.plan.total_ranks)
         checked = self.prove(choice, first_step, checkpoint, launch, found)
         if checked.problem and choice.plan.terms.compiled:
@@ -344,7 +369,7 @@ class Session:
         check_validation(self.job, self.key, self.listener)
         care = self.care._replace(strict=self.is_strict())
         try:
-            found = examined(self.job, self.key, care, self.listener)
+            found = examined_job(self, care)
         except NoPlanError as problem:
             self.found = problem.found
             raise
@@ -440,13 +465,17 @@ class Session:
         """
         from penstock.prove.prove import Planned, prove
 
-        planned = Planned(self.author, choice.captured, choice.plan, found.laws)
         is_last = choice.plan.terms.joined == 1 and not choice.plan.terms.compiled
         is_last = is_last and not self.divides_unasked(choice.plan)
         care = self.care._replace(strict=self.is_strict() and is_last)
-        run = partial(prove, planned, resume=checkpoint, launcher=launch)
         steps = range(first_step, self.num_steps)
-        checked = proved(planned, self.key, steps, care, run, self.listener)
+
+        def shown(job: Job, of: Choice, text: str) -> Checked:
+            planned = Planned(job, of.captured, of.plan, found.laws)
+            run = partial(prove, planned, resume=checkpoint, launcher=launch)
+            return proved(planned, text, steps, care, run, self.listener)
+
+        checked = proved_shapes(self, choice, shown)
         self.checked = checked.words
         return checked
 
@@ -519,7 +548,12 @@ class Session:
         """Return the step, traced; None where the model has to be trained as eager modules."""
         try:
             with noticing() as self.noticed:
-                captured = traced(self.job, self.listener, rules=self.fixed.rules)
+                self.shapes = traced_shapes(self)
+                captured = (
+                    self.shapes[0].captured
+                    if self.shapes
+                    else traced(self.job, self.listener, rules=self.fixed.rules)
+                )
         except GraphError as problem:
             if self.is_strict():
                 raise
@@ -536,20 +570,29 @@ class Session:
         if captured is None:
             words = list(words_of_step(self.job, 0, steps, ranks))
         else:
-            words = words_before(self.job, captured, self.noticed, steps)
+            words = words_before(self.step_job, captured, self.noticed, steps)
         for line in words:
             self.listener.say(line)
 
     def choose(self, captured: "Capture", checkpoint: Path | None, found: "Examined") -> Choice:
         """Return the plan: given, that of the run to resume, or searched for."""
+        if self.shapes:
+            choice = chosen(self, partial(self._chosen, checkpoint=checkpoint, found=found))
+        else:
+            choice = self._chosen(captured, checkpoint, found)
+        self.listener.say(str(choice.plan))
+        return choice
+
+    def _chosen(self, captured: "Capture", checkpoint: Path | None, found: "Examined") -> Choice:
         fixed, decisions = bounded(self.job, self.key, captured, found, self.fixed, self.listener)
         choice = self._kept(captured, fixed) if checkpoint is not None else None
         if self.given_plan is not None:
             about = self.folder, captured, self.there
-            choice = given(self.job, self.given_plan, *about, Rewrites(self.units, fixed.rules))
+            own = self.step_job, self.given_plan
+            choice = given(*own, *about, Rewrites(self.units, fixed.rules))
         elif choice is None:
-            choice = self._searched(captured, fixed, decisions, found)
-        self.listener.say(str(choice.plan))
+            whole = replace(fixed, tensor=fixed.tensor or 1) if self.shapes else fixed
+            choice = self._searched(captured, whole, decisions, found)
         return choice
 
     def _other(self, captured: "Capture", problem: PlanError) -> str:
@@ -577,15 +620,15 @@ class Session:
         """
         cluster = self.there.cluster or machines(None, fixed.ranks, self.listener)
         there = self.there._replace(cluster=cluster.within(to_fill(fixed.memory)))
-        searched, fixed, fewer = best_on_ranks(self.job, fixed, captured, there)
+        searched, fixed, fewer = best_on_ranks(self.step_job, fixed, captured, there)
         decisions = (*decisions, *fewer)
         ways = searched.ways(1)  # a plan that is made again divides no ops
         search_s = sum(option.seconds for option in searched.options)
         choice = self._tuned(searched, fixed, decisions, there, found.laws)
-        is_whole = choice.plan.tensor == 1
+        is_whole = choice.plan.tensor == 1 and not self.shapes
         self.basis = SearchBasis(ways, fixed, self.units, search_s) if is_whole else None
         profiles = searched.profiles_of(choice)
-        if self.care.trial and not self.elastic:
+        if self.care.trial and not self.elastic and not self.shapes:
             run = partial(trial.seconds_of, found.laws)
             asked, about = fixed.schedule, (there, self.num_steps, run)
             suits = not (isinstance(asked, Recipe) and asked.seconds is not None)
@@ -662,7 +705,7 @@ class Session:
         if is_other or any(each.what == "replanned" for each in plan.decisions):
             return None
         try:
-            job, captured = for_plan(self.job, plan, captured, self.listener)
+            job, captured = for_plan(self.step_job, plan, captured, self.listener)
         except PlanError as problem:
             message = (
                 f"{self.folder} holds the run of another job: {self._other(captured, problem)}"
@@ -672,7 +715,7 @@ class Session:
         if ruled(fixed.rules, captured.graph).broken(plan, captured.graph):
             return None
         profiles = self.folder / "profile.json"
-        if profiles.exists() and plan.tensor == 1:
+        if profiles.exists() and plan.tensor == 1 and not self.shapes:
             way = Joining(plan.terms.joined, job, captured, load_profiles(profiles))
             self.basis = SearchBasis((way,), bounds, self.units, _SEARCH_S)
         return Choice(job, captured, plan)
@@ -900,6 +943,7 @@ class Session:
         from penstock.runtime.run import Steps, outcome_of
 
         samples, tokens, micro_batches, predicted = sizes(self.job, choice)
+        sizes_of = sizes_by_step(choice, samples, tokens)
         heard = self.heard_by(micro_batches)
         with (
             self.listener.steps(first_step, self.num_steps, predicted) as show,
@@ -907,7 +951,7 @@ class Session:
         ):
 
             def done(step: "StepResult") -> None:
-                row = row_of(step, samples, tokens)
+                row = row_of(step, *sizes_of(step.step))
                 for hear in (write, show, *heard):
                     hear(row)
 

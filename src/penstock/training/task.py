@@ -9,13 +9,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.checkpoints.folders import Keep
 from penstock.choose.choose import Choice
-from penstock.choose.run_windows import CheckpointInterval, memory_window, windows_of
-from penstock.plan.lower import stages_of
+from penstock.choose.keys import find_key
+from penstock.choose.run_windows import (
+    CheckpointInterval,
+    memory_window,
+    windows_of,
+    windows_of_keys,
+)
+from penstock.plan.lower import lower_plan, stages_of
 from penstock.runtime.audited import Audits
 from penstock.runtime.windows import Windows
 
 if TYPE_CHECKING:
     from penstock.checkpoints.control import Board
+    from penstock.runtime.keys import KeyStep
     from penstock.runtime.worker import Task
 
 
@@ -54,7 +61,9 @@ def task_of(
     from penstock.runtime.worker import Task
 
     plan, captured, every = choice.plan, choice.captured, terms.every
-    windows = windows_from(terms, choice, first_step)
+    keys, windows = (), windows_from(terms, choice, first_step)
+    if choice.others:
+        keys, windows = steps_of_keys(choice, range(first_step, terms.num_steps))
     return Task(
         capture=captured,
         stages=stages_of(plan, captured.graph),
@@ -74,7 +83,22 @@ def task_of(
         audits=terms.audits,
         forgets=terms.forgets,
         predicted_bytes=plan.predicted.peak_bytes if plan.predicted else (),
+        keys=keys,
     )
+
+
+def steps_of_keys(choice: Choice, steps: range) -> "tuple[tuple[KeyStep, ...], Windows]":
+    """Return the steps of other keys than the first, and the windows of all."""
+    from penstock.runtime.keys import KeyStep
+
+    programs = {choice.key: lower_plan(choice.plan, choice.captured.graph)}
+    found: list[KeyStep] = []
+    for other in choice.others:
+        graph = other.captured.graph
+        programs[other.key] = lower_plan(other.plan, graph)
+        stages = stages_of(other.plan, graph)
+        found.append(KeyStep(other.captured, stages, (programs[other.key],)))
+    return tuple(found), windows_of_keys(programs, find_key(choice), steps)
 
 
 def windows_from(terms: TaskTerms, choice: Choice, first_step: int) -> Windows:

@@ -1,0 +1,83 @@
+"""A job whose steps have several shapes, from its examination to its end, and resumed."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import penstock as ps
+from penstock.checkpoints import checkpoint
+from penstock.graph.trace import build_model
+
+pytestmark = pytest.mark.timeout(300)
+STEPS = 8
+
+
+class Tokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.mid, self.out = nn.Embedding(20, 8), nn.Linear(8, 8), nn.Linear(8, 20)
+
+    def forward(self, ids):
+        return self.out(torch.relu(self.mid(self.embed(ids).cumsum(1))))
+
+
+def loss_of(model, batch):
+    return nn.functional.cross_entropy(model(batch["x"]).flatten(0, 1), batch["labels"].flatten())
+
+
+def job_of() -> ps.Job:
+    drawn = torch.Generator().manual_seed(0)
+    rows = [torch.randint(1, 20, (n,), generator=drawn) for n in (3, 4, 7, 8, 2, 6, 8, 4) * 6]
+    samples = [{"x": row, "labels": row.roll(-1)} for row in rows]
+    data = ps.bucketed(samples, (4, 8), (3, 2), micro_batches=2, seed=1)
+    return ps.Job(
+        model=Tokens,
+        loss=loss_of,
+        data=data,
+        optimizer=lambda weights: torch.optim.SGD(weights, lr=0.1, momentum=0.9),
+        weight=lambda batch: (batch["labels"] != -100).sum(),
+        num_steps=STEPS,
+    )
+
+
+def plain(job: ps.Job) -> dict[str, torch.Tensor]:
+    """Return the weights of a loop whose steps are means over their tokens."""
+    model, data = build_model(job), job.data.of
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(STEPS):
+        batches = [data.batch(2 * step), data.batch(2 * step + 1)]
+        counts = [int((batch["labels"] != -100).sum()) for batch in batches]
+        for batch, count in zip(batches, counts, strict=True):
+            (loss_of(model, batch) * count / sum(counts)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return dict(model.named_parameters())
+
+
+def test_steps_of_two_lengths_are_planned_and_proved_each_and_trained_as_by_a_loop(tmp_path):
+    job, said = job_of(), list[str]()
+    listener = Saying(said)
+    ps.train(job, out=tmp_path, ranks=2, num_steps=3, trial=False, listener=listener)
+    assert sum(line.startswith("equal to the plain loop") for line in said) == 2
+    assert "planned 1 other shapes alike" in " ".join(said)
+    trained = ps.train(job, out=tmp_path, ranks=2, resume=True, trial=False, listener=listener)
+    assert [each.what for each in trained.plan.decisions].count("shapes") == 1
+    state = checkpoint.load(checkpoint.latest(tmp_path / "checkpoints")).tensors
+    for name, value in plain(job).items():
+        torch.testing.assert_close(state[f"weights/{name}"], value, rtol=1e-5, atol=1e-6)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    tokens = [row["tokens_per_second"] * row["seconds"] for row in rows]
+    lengths = [job.data.of.key_of(2 * step) for step in range(STEPS)]
+    assert tokens == pytest.approx([2 * key.samples * key.length for key in lengths])
+
+
+class Saying(ps.Listener):
+    """Keeps what is said."""
+
+    def __init__(self, said: list[str]) -> None:
+        self.said = said
+
+    def say(self, words: str) -> None:
+        self.said.append(words)
