@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from bench.gpu import all as bench
-from bench.gpu.all import LINES, Result, page, run_line
+from bench.gpu.all import LINES, Result, judgement_in, page, run_line
 
 OVERLAP = next(line for line in LINES if line.name == "overlap")
 FIGURES = {"products_s": 1.0, "copy_s": 0.9, "both_s": 1.1, "judged": True}
@@ -74,3 +74,14 @@ def test_page_has_a_row_for_each_line_and_what_was_not_run(monkeypatch, tmp_path
     assert bench.everything(tmp_path / "gpu", (), small=True) == 0
     rows = json.loads((tmp_path / "gpu" / "gpu.json").read_text())["lines"]
     assert [(row["name"], row["state"]) for row in rows] == [("overlap", "not run")]
+
+
+def test_judgement_is_the_line_that_says_how_steps_compare() -> None:
+    """What is being done is said before, and that sums in codes are not the plain loop's steps."""
+    before = (
+        "  sums: int8; steps are not those of a plain loop\ncomparing with the plain loop ...\n"
+    )
+    equal = "equal to the plain loop at step 1: data equal"
+    assert judgement_in(f"{before}{equal}\nvalidating ...") == equal
+    assert judgement_in(before) == "comparing with the plain loop ..."
+    assert judgement_in("error: none") == ""

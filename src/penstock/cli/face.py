@@ -199,6 +199,11 @@ def _explain_unexpected(problem: BaseException) -> tuple[str, str]:
     """Blame the last line of the user's code; if there is none, Penstock."""
     from penstock.job import is_users
 
+    if "torch" in sys.modules:
+        from penstock.processes.short_of_memory import words_without_plan
+
+        if (found := words_without_plan(problem)) is not None:
+            return found
     what = f"{type(problem).__name__}: {' '.join(str(problem).split()) or 'no message'}"
     frames = traceback.extract_tb(problem.__traceback__)
     users = [frame for frame in frames if is_users(frame.filename)]

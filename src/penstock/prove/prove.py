@@ -32,6 +32,7 @@ from penstock.job import Job
 from penstock.plan.lower import lower_plan, stages_of
 from penstock.plan.plan import Plan, is_asynchronous
 from penstock.processes.child import apart
+from penstock.processes.short_of_memory import telling_what_is_held
 from penstock.prove.judge import Case, SequentialParts, judged
 from penstock.prove.proof import Proof
 from penstock.prove.read_digest import ReadDigests, digest_of, recorded
@@ -228,16 +229,33 @@ def run_planned(planned: Planned, case: Case, folder: Path, launcher: Launcher) 
         resume=case.resume,
         laws=planned.laws,
         compiled=plan.terms.compiled,
+        predicted_bytes=plan.predicted.peak_bytes if plan.predicted else (),
     ).compile_ahead()
     reads.taken()  # what finding out about buffers has read
     told = Steps(program.grid.step_micro_batches)
-    work = partial(_work, task, case.steps, reads, folder)
+    work = partial(_work_within, task, case.steps, reads, folder)
     if launcher(work, program.num_ranks, told.add, groups=task.groups):
         _write_losses(folder, told)
 
 
 def _write_losses(folder: Path, told: Steps) -> None:
     write_text(folder / "losses.json", json.dumps({s.step: s.loss for s in told.finished}))
+
+
+def _work_within(
+    task: Task,
+    steps: Sequence[int],
+    reads: ReadDigests,
+    folder: Path,
+    transport: Transport,
+    report: Report,
+) -> RankResult:
+    """Run `steps` as `_work` does.
+
+    Raises:   RunError: an accelerator has no memory left.
+    """
+    with telling_what_is_held(transport.rank, task.predicted_bytes):
+        return _work(task, steps, reads, folder, transport, report)
 
 
 def _work(
