@@ -7,8 +7,10 @@
 The small GPT and the CNN of bench/zoo.py, AdamW, four micro-batches a rank and step, ours in one
 stage as `--sums WAY` has it; beside it DistributedDataParallel over gloo, one all-reduce a step, as
 it is and with torch's hook for float16 (for bfloat16 torch asks for NCCL, and its PowerSGD stands
-still over gloo).  They take turns in the same processes: on one host (free; ours through shared
-memory), and in two places with a real line between them (bench/network.py; all over gloo).
+still over gloo); and PostLocalSGDOptimizer, which averages weights every 8 steps.  What averages
+every 8 steps runs 8 steps a turn, all else one or two.  They take turns in the same processes: on
+one host (free; ours through shared memory), and in two places with a real line between them
+(bench/network.py; all over gloo).
 
 way, topology          how gradients are summed; who sends to whom
 bits                   sent of a number of the gradients, on average; a sum of 32 bits has 32
@@ -59,14 +61,26 @@ from penstock.profile.measure import measure
 from penstock.runtime.launch import join_torchrun, torchrun_store
 from penstock.runtime.run import run
 from penstock.search import evaluate
+from penstock.sums import sums_way
 from penstock.transport import Transport
 
-WAYS = (None, "bfloat16", "int8", "sign", "top:0.01", "rank:4", "delayed")
-PEERS = ("ddp", "ddp float16")  # over gloo torch's bfloat16 is refused, its PowerSGD stands still
+WAYS = (
+    *(None, "bfloat16", "int8", "sign", "top:0.01", "rank:4", "delayed"),
+    *("local:8", "diloco:8", "easgd:8", "gossip"),
+)
+PEERS = (
+    "ddp",
+    "ddp float16",
+    "local sgd",
+)  # over gloo torch's bfloat16 is refused, its PowerSGD stands still
 MODELS = ("small gpt", "cnn")
 RATES = (float("inf"), 150e6, 20e6)
 RANKS, LAST = 2, 32  # of which each has half of a step's micro-batches; steps that losses are of
-TOPOLOGY = {None: "ring", "bfloat16": "parts", "int8": "parts", "sign": "parts", "top:0.01": "all"}
+TOPOLOGY = {
+    **{"bfloat16": "parts", "int8": "parts", "sign": "parts", "top:0.01": "all", "gossip": "pairs"},
+    **{None: "ring"},
+}
+EVERY = 8  # steps, of which the peer averages weights after one, as "local:8" does
 Row = dict[str, float | int | str | None]
 
 
@@ -127,9 +141,11 @@ def traced(name: str, sums: str | None, seed: int = 0) -> tuple[Job, Capture, Pl
 
 
 def peer(name: str, kind: str, end: Transport) -> Any:
-    """Return a step of DDP: its micro-batches without sums, but for the last."""
+    """Return a step of DDP: its micro-batches without sums, but for the last; or of local SGD."""
     job = job_of(name, None)
     model = build_model(job)
+    if kind == "local sgd":
+        return _local(job, model, end)
     wrapped = DistributedDataParallel(model)
     if kind == "ddp float16":
         wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
@@ -145,6 +161,31 @@ def peer(name: str, kind: str, end: Transport) -> Any:
         optimizer.zero_grad()
 
     return step
+
+
+def _local(job: Job, model: torch.nn.Module, end: Transport) -> Any:
+    """Return a step of torch's local SGD: a model of its own, averaged every few steps."""
+    # they warn when they are imported: torch.jit
+    from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+    from torch.distributed.optim import PostLocalSGDOptimizer
+
+    own, each = torch.optim.AdamW(model.parameters(), lr=1e-3), job.micro_batches // RANKS
+    averager = PeriodicModelAverager(period=EVERY, warmup_steps=0)
+    optimizer, batches = PostLocalSGDOptimizer(own, averager), job.data(end.rank * each)
+
+    def step() -> None:
+        for _ in range(each):
+            (job.loss(model, next(batches)) / each).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def steps_of(side: str, steps: int) -> int:
+    """Return how many steps of a side are timed together: all of those from average to average."""
+    way = None if side in (*PEERS, "None") else side
+    return EVERY if side == "local sgd" else max(steps, sums_way(way).every)
 
 
 def sent_so_far() -> int:
@@ -177,13 +218,14 @@ def by_turns(end: Transport, name: str, rounds: int, steps: int) -> dict[str, To
                 sides[side]()
             end.barrier()
             began, before = time.perf_counter(), sent_so_far()
-            for _ in range(steps):
+            count = steps_of(side, steps)
+            for _ in range(count):
                 sides[side]()
             took = json.dumps(time.perf_counter() - began).encode()
-            slowest = max(map(json.loads, end.all_gather_bytes(took, everyone))) / steps
+            slowest = max(map(json.loads, end.all_gather_bytes(took, everyone))) / count
             if number >= 0:
                 times[side].append(slowest)
-                sent[side] = (sent_so_far() - before) / steps
+                sent[side] = (sent_so_far() - before) / count
     return {side: Told(times[side], sent[side]) for side in sides}
 
 
@@ -245,7 +287,7 @@ def rows(name: str, rates: Sequence[float], rounds: int, seeds: int, steps: int)
         for way in WAYS:
             plan = plan_of(replace(job, sums=way), captured)
             program = lower_plan(plan, captured.graph)
-            size = sum(each.size_bytes for each in program.code.reductions)
+            size = sum(each.size_bytes / each.every for each in program.code.reductions)
             dense = dense or size
             step_s = evaluate(captured.graph, kind, cluster, plan)[0].step_s
             yield {
@@ -253,7 +295,7 @@ def rows(name: str, rates: Sequence[float], rounds: int, seeds: int, steps: int)
                 "topology": TOPOLOGY.get(way, "ring"),
                 "bits": 32 * size / dense,
                 "predicted_samples_per_s": samples / step_s,
-                "sent_bytes": 2 * (RANKS - 1) * size // RANKS,
+                "sent_bytes": int(2 * (RANKS - 1) * size // RANKS),
                 "loss": learned[way][0],
                 "loss_spread": learned[way][1],
             }

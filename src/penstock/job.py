@@ -92,9 +92,10 @@ class Job:
     precision      dtype in which forward and backward compute, with weights of that dtype too; the
                    optimizer keeps them in float32.  In float16 the loss is scaled, and a step whose
                    gradients overflow is left out
-    sums           in how few numbers gradients travel where they are summed over copies of a stage:
-                   "bfloat16", "float16", "int8", "sign", "top:0.01", "rank:4", "delayed"
-                   (penstock/sums.py); None: as they are
+    sums           how copies of a stage agree.  In how few numbers gradients travel where they are
+                   summed: "bfloat16", "float16", "int8", "sign", "top:0.01", "rank:4", "delayed";
+                   or weights are averaged instead: "local:8", "diloco:8", "easgd:8", "gossip:8"
+                   (penstock/sums.py); None: gradients are summed as they are
     buffers        "exact": what forward writes (running statistics) is what the plain loop has;
                    "per replica": each replica follows its own micro-batches, the first is saved
     wire_bits      fewest bits in which a number may go from rank to rank between stages: one for
@@ -272,7 +273,7 @@ def _check_precision(value: object, autocast: object) -> None:
 
 
 def _check_sums(value: object, precision: object) -> None:
-    hint = 'set sums to "bfloat16", "int8", "top:0.01" or "rank:4", or None for sums as they are'
+    hint = 'set sums to "bfloat16", "int8", "top:0.01" or "local:8", or None for sums as they are'
     if value is not None and not isinstance(value, str):
         raise JobError(f"Job.sums is {_short(value)}, not a text", hint=hint)
     try:
@@ -283,6 +284,9 @@ def _check_sums(value: object, precision: object) -> None:
         message = f"Job.sums is {value!r} and Job.precision float16, where a step may be left out"
         hint = 'take Job.precision="bfloat16": what overflows would be held back for later steps'
         raise JobError(message, hint=hint)
+    if way.averages and precision == "float16":
+        message = f"Job.sums is {value!r} and Job.precision float16, where each replica would scale"
+        raise JobError(f"{message} its loss otherwise", hint='take Job.precision="bfloat16"')
 
 
 def _check_buffers(value: object) -> None:

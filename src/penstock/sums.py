@@ -1,4 +1,4 @@
-"""Sums: in how few numbers gradients travel where ranks sum them, as a job and a plan say it.
+"""Sums: how copies of a stage agree: what of their gradients travels, or of their weights.
 
     bfloat16, float16   each number in 16 bits; what ranks sum to is rounded to them as well
     int8                each number in 8 bits, BLOCK of them with one scale
@@ -6,13 +6,20 @@
     top:0.01            one in a hundred of the numbers, those greatest in size, with their places
     rank:4              of each matrix a product of two that have 4 columns
     delayed             each number as it is, a step later: its sum has a whole step to hide in
+    local:8             no gradient: each replica updates by its own, and weights are averaged
+                        every 8 steps
+    diloco:8            likewise; what an average has moved by is the gradient of an outer update
+    easgd:8             likewise; replicas and a centre draw each other every 8 steps
+    gossip:8            likewise; two replicas average every 8 steps, each time other two
 
-All but the first two hold back what they do not send: a rank adds it to its gradient of the next
+The five in the middle hold back what they do not send: a rank adds it to its gradient of the next
 step.  What all ranks have summed, and what they hold back, is then the sum of their gradients.
+The last four are of weights; `averages.py` is their law.
 
 Source:  1-bit SGD with error feedback, Interspeech 2014, and arXiv:1901.09847 (sign); MSTopK,
          arXiv:2010.10458 (top); PowerSGD, arXiv:1905.13727 (rank); Pipe-SGD, arXiv:1811.03619
-         (delayed).
+         (delayed); local SGD, arXiv:1805.09767; DiLoCo, arXiv:2311.08105; EASGD, arXiv:1412.6651;
+         D-PSGD, arXiv:1705.09056, with the partners of GossipGraD, arXiv:1803.05880.
 """
 
 import math
@@ -20,13 +27,19 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 Shape: TypeAlias = tuple[int, ...]
-SumsKind: TypeAlias = Literal["as they are", "16 bits", "int8", "sign", "top", "rank", "delayed"]
+AverageKind: TypeAlias = Literal["local", "diloco", "easgd", "gossip"]
+SumsKind: TypeAlias = (
+    Literal["as they are", "16 bits", "int8", "sign", "top", "rank", "delayed"] | AverageKind
+)
 
 BLOCK = 256  # numbers with one scale
 ALIGNED = 16  # numbers: a gradient begins at a multiple of it
 _SCALE_BYTES = 4  # float32
 _PLACED_BYTES = 8  # a number of float32, and its place
-_WORDS = '"bfloat16", "float16", "int8", "sign", "top:0.01", "rank:4" or "delayed"'
+_WORDS = (
+    '"bfloat16", "float16", "int8", "sign", "top:0.01", "rank:4", "delayed", "local:8", "diloco:8",'
+    ' "easgd:8" or "gossip:8"'
+)
 _BITS = {"int8": 8, "sign": 1}
 _PASSES = {
     "int8": 30.0,
@@ -34,18 +47,32 @@ _PASSES = {
     "top": 25.0,
     "rank": 10.0,
     "delayed": 3.0,
-}  # measured, of 2 million numbers
+    "local": 1.0,
+    "gossip": 1.0,
+    "easgd": 4.0,
+    "diloco": 6.0,
+}  # measured, of 2 million numbers; the last four are counted
+_COPIES = {"int8": 1, "sign": 1, "top": 1, "rank": 1, "delayed": 2, "easgd": 2, "diloco": 2}
 HALVES = "bfloat16", "float16"
+AVERAGES: tuple[AverageKind, ...] = "local", "diloco", "easgd", "gossip"
+OUTER = 0.7, 0.9  # rate and momentum of DiLoCo's outer update
+_DRAWN = 0.9  # of EASGD, the part by which all replicas together draw the centre
 
 
 class SumsWay(NamedTuple):
     """How gradients travel.
 
-    amount:  of "top", the part of the numbers; of "rank", the columns.
+    amount:    of "top", the part of the numbers; of "rank", the columns; of "diloco", the rate of
+               the outer update; of "easgd", the part by which a replica and the centre draw each
+               other, 0: as many replicas as there are draw the centre by 0.9.
+    every:     steps from one average of weights to the next.
+    momentum:  of "diloco", that of the outer update.
     """
 
     kind: SumsKind
     amount: float = 0.0
+    every: int = 1
+    momentum: float = 0.0
 
     @property
     def holds_back(self) -> bool:
@@ -53,9 +80,18 @@ class SumsWay(NamedTuple):
         return self.kind in ("int8", "sign", "top", "rank", "delayed")
 
     @property
+    def averages(self) -> bool:
+        """Return whether replicas average weights, in place of summing gradients."""
+        return self.kind in AVERAGES
+
+    @property
     def copies(self) -> int:
         """Return how many copies of its gradients a rank keeps for it."""
-        return (2 if self.kind == "delayed" else 1) if self.holds_back else 0
+        return _COPIES.get(self.kind, 0)
+
+    def drawn(self, replicas: int) -> float:
+        """Return by which part of their distance a replica of so many and the centre move."""
+        return self.amount or _DRAWN / replicas
 
     @property
     def passes(self) -> float:
@@ -96,6 +132,8 @@ def sums_way(text: str | None) -> SumsWay:
     if text in ("int8", "sign", "delayed"):
         return SumsWay(text)
     kind, colon, amount = text.partition(":")
+    if kind in AVERAGES:
+        return _average(text)
     if colon and kind == "top":
         part = _number(amount)
         if not 0 < part < 1:
@@ -106,6 +144,35 @@ def sums_way(text: str | None) -> SumsWay:
             raise ValueError(f'a whole number of columns, as "rank:4"; {text!r} is not')
         return SumsWay("rank", int(amount))
     raise ValueError(f"{_WORDS}; {text!r} is none")
+
+
+_MORE = {"local": 0, "gossip": 0, "easgd": 1, "diloco": 2}  # numbers behind that of the steps
+
+
+def _average(text: str) -> SumsWay:
+    """Return the way that averages weights.
+
+    Raises:   ValueError: its numbers are none.
+    """
+    kind: AverageKind = next(each for each in AVERAGES if each == text.partition(":")[0])
+    every, *rest = text.split(":")[1:] or ["1" if kind == "gossip" else ""]
+    if not every.isdecimal() or not 1 <= int(every) <= 2**20 or len(rest) > _MORE[kind]:
+        more = {0: "", 1: ':0.1" with its part', 2: ':0.7:0.9" with rate and momentum'}[_MORE[kind]]
+        words = f'a whole number of steps, as "{kind}:8"' + (f' or "{kind}:8{more}' if more else "")
+        raise ValueError(f"{words}; {text!r} is not")
+    numbers = [_number(each) for each in rest]
+    if kind == "easgd":
+        (part,) = numbers or [0.0]
+        if rest and not 0 < part <= 1:
+            raise ValueError(f'a part above 0, at most 1, as "easgd:8:0.1"; {text!r} is not')
+        return SumsWay(kind, part, int(every))
+    if kind == "diloco":
+        rate, momentum = (*numbers, *OUTER[len(numbers) :])
+        if not (0 < rate < math.inf and 0 <= momentum < 1):
+            words = 'a rate above 0 and a momentum from 0 to 1, as "diloco:8:0.7:0.9"'
+            raise ValueError(f"{words}; {text!r} is not")
+        return SumsWay(kind, rate, int(every), momentum)
+    return SumsWay(kind, 0.0, int(every))
 
 
 def _number(text: str) -> float:
@@ -136,7 +203,7 @@ def summed_as(way: SumsWay, shapes: Sequence[Shape], count: int, ranks: int) -> 
     count:   numbers of all, gaps between them included.
     """
     match way.kind:
-        case "as they are" | "delayed":
+        case "as they are" | "delayed" | "local" | "diloco" | "easgd" | "gossip":
             return 4 * count
         case "16 bits":
             return 2 * count
@@ -173,3 +240,24 @@ def in_words(text: str) -> str:
             return f"travel where they are greatest, {100 * way.amount:g} % of them{rest}"
         case "rank":
             return f"travel as products of matrices of {way.amount:g} columns{rest}"
+        case "local" | "diloco" | "easgd" | "gossip":
+            rest = "so steps are not those of a plain loop"
+            return f"stay with their replica; {_averaged(way)}, {rest}"
+
+
+def _averaged(way: SumsWay) -> str:
+    """Return what becomes of weights, in words."""
+    when = "after every step" if way.every == 1 else f"every {way.every} steps"
+    match way.kind:
+        case "diloco":
+            return (
+                f"{when} all take the weights of an outer update by what the average has moved, "
+                f"rate {way.amount:g}, momentum {way.momentum:g}"
+            )
+        case "easgd":
+            part = f"{way.amount:g}" if way.amount else f"{_DRAWN:g} / replicas"
+            return f"{when} weights and a centre draw each other by {part} of their distance"
+        case "gossip":
+            return f"{when} two replicas average their weights, each time other two"
+        case _:
+            return f"{when} all average their weights"

@@ -43,8 +43,13 @@ WAYS: dict[str, list[dict[str, object]]] = {  # changes by which a plan has the 
     "slices": [{"split": (("head.weight", 4),)}],
     "divided micro-batches": [{"joined": Fraction(1, 2)}],
     "rounded messages": [{"wire": (8, 16)}],
-    "sums in fewer bits": [{"sums": "bfloat16"}, {"sums": "int8", "replicas": 2}],
+    "sums in fewer bits": [
+        {"sums": "bfloat16"},
+        {"sums": "int8", "replicas": 2},
+        {"sums": "local:4", "replicas": 2},
+    ],
     "sums that hold back": [{"sums": "int8", "replicas": 2}, {"sums": "int8", "replicas": 1}],
+    "averages of weights": [{"sums": "local:4", "replicas": 2}],
     "compiled ops": [{"compiled": True}],
     "one copy of buffers": [{"buffers": "one copy"}],
     "commits": [{"commits": True}],
@@ -91,6 +96,14 @@ OPPOSITE = {  # by what the words mean, or by what one of them needs
         ("a guard", "sums that hold back"),
         ("divided ops", "sums that hold back"),
         ("divided micro-batches", "sums that hold back"),  # they are sums in fewer bits
+        ("averages of weights", "one replica"),
+        ("averages of weights", "one copy of buffers"),
+        ("averages of weights", "sums that hold back"),  # one way at a time
+        ("averages of weights", "parts"),  # of shards
+        ("averages of weights", "prefetch"),
+        ("averages of weights", "a guard"),
+        ("averages of weights", "divided ops"),  # as sums in fewer bits
+        ("averages of weights", "divided micro-batches"),
     )
 }
 REFUSED = {  # what a window, an undone update, one replica and so on have no room for
@@ -100,6 +113,10 @@ REFUSED = {  # what a window, an undone update, one replica and so on have no ro
     "sums in fewer bits": {"divided micro-batches"},
     "sums that hold back": {
         *("a window", "post-validation", "shards", "far weights", "slices", "commits"),
+    },
+    "averages of weights": {
+        *("a window", "post-validation", "shards", "far weights", "slices", "unlike shares"),
+        *("rounded messages", "commits"),
     },
     "replicas": {"one copy of buffers", "far weights of each replica"},
     "one replica": {"shards"},

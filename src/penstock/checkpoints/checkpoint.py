@@ -50,6 +50,7 @@ from penstock.checkpoints.snapshot import bytes_of, described
 from penstock.errors import CheckpointError
 from penstock.files import read_json, write_text
 from penstock.state.parts import key_in, whole
+from penstock.state.replica_keys import as_one, keys_for, one_of, replicas_in
 from penstock.typed import Endless, damage, typed
 
 UNREADABLE = (  # what reading bytes of others comes to
@@ -158,6 +159,7 @@ class Unread(Mapping[str, Tensor]):
         for part in parts:
             for name in _opened(part).keys():  # noqa: SIM118 - it is no dict
                 self.places[key_in(name)][name] = part
+        self.replicas = replicas_in(self.places)
 
     @property
     def divided(self) -> tuple[str, ...]:
@@ -167,6 +169,13 @@ class Unread(Mapping[str, Tensor]):
     def __getitem__(self, key: str) -> Tensor:
         if key not in self.places:
             raise KeyError(key)
+        if key.startswith("weights/") and self.replicas > 1:
+            wanted = [each for each in keys_for(key, self.replicas) if each in self.places]
+            return one_of({each: self.raw(each) for each in wanted}, key, self.replicas)
+        return self.raw(key)
+
+    def raw(self, key: str) -> Tensor:
+        """Return what the files have under a key: of weights, those of one replica."""
         rows = self.places[key].items()
         return whole({name: _opened(part).get_tensor(name) for name, part in rows})[key]
 
@@ -211,7 +220,7 @@ def load(folder: Path) -> Checkpoint:
                 _check(part, state.checksums[part.name])
             tensors |= load_file(part)
     with _reading(folder, folder):
-        return Checkpoint(state.step, whole(tensors), state.plain)
+        return Checkpoint(state.step, as_one(whole(tensors)), state.plain)
 
 
 @contextmanager

@@ -175,7 +175,8 @@ def proved(
     if waits(planned.captured.model):
         listener.say(f"the plain loop: {why_waits(planned.captured.model)}")
     with listener.busy("comparing two steps with the plain loop"):
-        proof = prove(steps_to_prove(steps.start, steps.stop))
+        own = planned.plan.averages
+        proof = prove(steps_to_prove(steps.start, steps.stop, averages=own))
     if not proof.problem:
         keep(key, "proof", proof.to_json())
         return _told(str(proof), listener)

@@ -144,7 +144,7 @@ def _checked(
     chosen = chosen if units is None else chosen.refined(captured.graph, units)
     chosen = rewritten(chosen, captured.graph, cuts.rules) if cuts.rules else chosen
     launcher = run_processes if here().can_fork else run_threads  # of one accelerator
-    numbers = steps_to_prove(0, max(job.num_steps, steps), steps)
+    numbers = steps_to_prove(0, max(job.num_steps, steps), steps, chosen.averages)
     with face.busy("running the plain and the planned steps"):
         planned = Planned(author, captured, chosen)
         proof = prove(planned, numbers, launcher=launcher)

@@ -88,9 +88,13 @@ def summed_bytes(
 
     Where other numbers are sent than a sum sends, as `sums.summed_as` says.
     sums:     how those of float32 travel; None: as they are.
+              Of weights that are averaged every few steps, in the mean of these.
     ranks:    over which they are summed; shared: those of several stages, which go as they are.
     """
     way = sums_way(sums)
+    if way.averages:
+        whole = sum(map(graph.kept_bytes, parameters)) // way.every
+        return whole * ranks // (2 * max(1, ranks - 1)) if way.kind == "gossip" else whole
     if not way.holds_back:
         return sum(
             graph.kept_bytes(p) // (2 if sums and _is_float32(graph, p) else 1) for p in parameters

@@ -68,6 +68,7 @@ FEATURES: "dict[str, Callable[[Plan], bool]]" = {
     "rounded messages": lambda plan: plan.terms.rounds,
     "sums in fewer bits": lambda plan: plan.agreement.sums is not None,
     "sums that hold back": lambda plan: plan.holds_back,
+    "averages of weights": lambda plan: bool(plan.averages),
     "compiled ops": lambda plan: plan.terms.compiled,
     "one copy of buffers": lambda plan: plan.terms.buffers == "one copy",
     "commits": lambda plan: plan.agreement.commits,
@@ -123,7 +124,14 @@ def _held_with(words: str) -> "Callable[[Plan], str]":
     return lambda plan: f"sums as {plan.agreement.sums} hold back what is not sent, with {words}"
 
 
+def _averaged_with(words: str) -> "Callable[[Plan], str]":
+    return lambda plan: f"weights averaged as {plan.averages} says, with {words}"
+
+
+_SUMMED = "sum gradients instead: leave sums out, or take bfloat16"
 _IN_HALVES = "take sums in bfloat16, which hold back nothing, or leave the other out"
+_ALIKE = "give all replicas the same share"
+_WHOLE = "leave the wire as it is"
 _UNDIVIDED = "take 1 tensor rank, or leave the other out"
 _OWN_BATCHES = "make the plan with the job's own micro-batches"
 _SYNCHRONOUS = "take a synchronous schedule, without post_validation"
@@ -252,6 +260,19 @@ FITS: tuple[Misfit, ...] = (
             ("far weights", "sums that are left in far memory", "offload no weights"),
             ("slices", "parameters in slices", "leave all parameters whole"),
             ("commits", "ranks that are lost with what they hold back", _IN_HALVES),
+        )
+    ),
+    *(
+        Misfit("averages of weights", other, _averaged_with(words), hint)
+        for other, words, hint in (
+            ("a window", "weights of several versions", _SUMMED),
+            ("post-validation", "updates that may be undone after it", _SUMMED),
+            ("shards", "stages of which no replica has all weights", "replicate all stages"),
+            ("far weights", "weights in far memory behind their update", "offload no weights"),
+            ("slices", "parameters in slices", "leave all parameters whole"),
+            ("unlike shares", "replicas that count alike for unlike shares", _ALIKE),
+            ("rounded messages", "rounded messages, which the proof makes of whole steps", _WHOLE),
+            ("commits", "ranks that are lost with weights that nobody else has", _SUMMED),
         )
     ),
     Misfit("commits", "a window", _updates_before, _SYNCHRONOUS),

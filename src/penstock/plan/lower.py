@@ -97,6 +97,7 @@ def lower_plan(  # long: what a plan says, field by field
         ],
         far=plan.far,
         tensor=plan.tensor,
+        averages=plan.averages,
     )
     if plan.shards or plan.far:  # 5 in docs/architecture.md
         ahead, parts = plan.overlap.prefetch, plan.place.parts
@@ -129,7 +130,8 @@ def _bytes_of(
     agreed:   the parameters that several stages hold, and the ranks over which it is summed.
     """
     (shared, ranks), own, sums = agreed, stage.parameters, plan.agreement.sums
-    summed = summed_bytes(graph, own, sums, ranks=ranks, shared=shared) if sums else 0
+    fewer = bool(sums) and not plan.averages  # else gradients, if any, are summed as they are
+    summed = summed_bytes(graph, own, sums, ranks=ranks, shared=shared) if fewer else 0
     return StageBytes(weights=sum(map(graph.kept_bytes, own)), summed=summed)
 
 

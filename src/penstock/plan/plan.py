@@ -202,8 +202,15 @@ class Plan:
 
     @property
     def sums_way(self) -> SumsWay:
-        """Return how gradients travel, where ranks hold back what they do not send of them."""
-        return sums_way(self.agreement.sums) if self.holds_back else AS_THEY_ARE
+        """Return how ranks agree, where they keep something for it; else as if they did not."""
+        keeps = self.holds_back or bool(self.averages)
+        return sums_way(self.agreement.sums) if keeps else AS_THEY_ARE
+
+    @property
+    def averages(self) -> str:
+        """Return how replicas average weights in place of summing gradients; empty: they do not."""
+        sums = self.agreement.sums
+        return sums if sums and self.replicas > 1 and sums_way(sums).averages else ""
 
     @property
     def grid(self) -> Grid:

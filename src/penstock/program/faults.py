@@ -160,25 +160,8 @@ WORDS: dict[int, tuple[str, str]] = {
 def broken_rule(program: "Program", finding: Finding) -> ProgramError:
     """Return the error for what a walk of rules.py found."""
     rule, row, number = (int(value) for value in finding)
-    if rule == rules.NOT_UPDATED:
-        head = f"rank {row} does not end every step of stage {number} with an update"
-        return ProgramError(
-            f"{head}; there are {program.num_steps}", hint="give each step its Update"
-        )
-    if rule == rules.NOT_VALIDATED:
-        hint = "put a validate Reduce after the updates of each step"
-        message = f"rank {row} ends with an update of stage {number} that is not validated"
-        return ProgramError(message, hint=hint)
-    if rule == rules.NOT_DROPPED:
-        hint = "put a Reshard after the last use"
-        return ProgramError(f"rank {row} ends with stage {number} gathered", hint=hint)
-    if rule == rules.NOT_BACK:
-        hint = "let it be at the end where it was at the beginning, for the next step begins so"
-        what = "optimizer state" if number < program.num_stages else "weights"
-        message = (
-            f"rank {row} ends with the {what} of stage {number % program.num_stages} elsewhere"
-        )
-        return ProgramError(message, hint=hint)
+    if (problem := _at_the_end(program, rule, row, number)) is not None:
+        return problem
     words, hint = WORDS[rule]
     code = program.code
     rank, (instruction,) = code.rank_at(row), code.between(slice(row, row + 1))
@@ -195,6 +178,34 @@ def broken_rule(program: "Program", finding: Finding) -> ProgramError:
     }
     head = f"rank {rank} cannot do {instruction}: {words.format(**meanings)}"
     return ProgramError(f"{head}\n{excerpt(code, row)}", hint=hint)
+
+
+def _at_the_end(program: "Program", rule: int, row: int, number: int) -> ProgramError | None:
+    """Return the error for what rank `row` leaves undone of stage `number`; None: it is another."""
+    if rule == rules.NOT_UPDATED:
+        head = f"rank {row} does not end every step of stage {number} with an update"
+        return ProgramError(
+            f"{head}; there are {program.num_steps}", hint="give each step its Update"
+        )
+    if rule == rules.NOT_VALIDATED:
+        hint = "put a validate Reduce after the updates of each step"
+        message = f"rank {row} ends with an update of stage {number} that is not validated"
+        return ProgramError(message, hint=hint)
+    if rule == rules.NOT_AVERAGED:
+        hint = "put an average Reduce after the updates of each step"
+        message = f"rank {row} ends with weights of stage {number} that are not averaged"
+        return ProgramError(message, hint=hint)
+    if rule == rules.NOT_DROPPED:
+        hint = "put a Reshard after the last use"
+        return ProgramError(f"rank {row} ends with stage {number} gathered", hint=hint)
+    if rule == rules.NOT_BACK:
+        hint = "let it be at the end where it was at the beginning, for the next step begins so"
+        what = "optimizer state" if number < program.num_stages else "weights"
+        message = (
+            f"rank {row} ends with the {what} of stage {number % program.num_stages} elsewhere"
+        )
+        return ProgramError(message, hint=hint)
+    return None
 
 
 def _kinds(done: int) -> list[str]:

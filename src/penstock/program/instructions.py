@@ -28,7 +28,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from penstock.errors import ProgramError, ScheduleError
 from penstock.schedule.orders import KINDS, Action
 
-How = Literal["delayed", "tied", "replicas", "shards", "norm", "guard", "commit", "validate"]
+How = Literal[
+    "delayed", "tied", "replicas", "shards", "norm", "guard", "commit", "validate", "average"
+]
 HOWS: tuple[How, ...] = (
     "delayed",
     "tied",
@@ -38,7 +40,8 @@ HOWS: tuple[How, ...] = (
     "guard",
     "commit",
     "validate",
-)  # also the order in which they come; the last one after the updates
+    "average",
+)  # also the order in which they come; the last two after the updates
 
 CollectHow = Literal["sum", "gather"]
 COLLECT_HOWS: tuple[CollectHow, ...] = ("sum", "gather")
@@ -118,6 +121,10 @@ class Reduce(Printed):
     commit: whether all ranks have come to the end of the step, which counts only then.
     validate: the same after the update, which is undone and redone where necessary; it is begun
     here, and awaited before the first backward of the next step.
+    average: of weights, after the updates, of each `every`-th step of a run: the first time after
+    `first` steps.
+
+    size_bytes:  of a tensor whose sum takes as long.
     """
 
     bucket: str
@@ -125,6 +132,17 @@ class Reduce(Printed):
     ranks: tuple[int, ...]
     step: int = 0
     size_bytes: int = 0
+    every: int = 1
+    first: int = 1
+
+    @property
+    def stage(self) -> int:
+        """Return the stage that it is of: "stage3", or of several averages "stage3/1"."""
+        return int(self.bucket.removeprefix("stage").partition("/")[0])
+
+    def is_due(self, step: int) -> bool:
+        """Return whether it is done in step number `step` of a run."""
+        return step + 1 >= self.first and (step + 1 - self.first) % self.every == 0
 
 
 @dataclass(frozen=True, slots=True)

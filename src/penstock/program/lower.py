@@ -24,6 +24,7 @@ from penstock.program.passes.collect import with_collects
 from penstock.program.passes.offload_listed import offload_listed
 from penstock.program.program import Program
 from penstock.program.reductions import (
+    AFTER_UPDATES,
     AT_THE_END,
     Needed,
     as_made,
@@ -61,6 +62,7 @@ def lower_schedule(  # long: its arguments, passed on  # noqa: PLR0913 - what a 
     commits: bool = False,
     guard: Guarding | None = None,
     tensor: int = 1,
+    averages: str = "",
 ) -> Program:
     """Return the program of `replicas` copies of `schedule`, or one copy of each of several.
 
@@ -79,6 +81,7 @@ def lower_schedule(  # long: its arguments, passed on  # noqa: PLR0913 - what a 
     commits:  a step counts, and is updated, only once all ranks have come to its end.
     guard:    passed on to the program; None: no rank gives another one a copy.
     far:      stages whose sums leave the gradients in far memory, as a sum in shards.
+    averages: passed on to the program: how replicas average weights in place of summing gradients.
     Raises:   ProgramError: an invalid edge or group; sums for which the order has no place;
               schedules that cannot run side by side.
     """
@@ -87,6 +90,7 @@ def lower_schedule(  # long: its arguments, passed on  # noqa: PLR0913 - what a 
         message = f"{len(many)} replicas cannot divide the ops of stages by {tensor}"
         raise ProgramError(message, hint=f"give a multiple of {tensor} replicas")
     _check_wishes(many, replicas, post_validation)
+    averages = averages if len(many) > 1 else ""
     largest = max(many, key=lambda one: one.num_micro_batches)
     backward = bool((largest.orders.kinds != F).any())
     wires = chain(largest.num_stages, backward=backward) if edges is None else tuple(edges)
@@ -103,6 +107,7 @@ def lower_schedule(  # long: its arguments, passed on  # noqa: PLR0913 - what a 
         commits=commits,
         guards=guard is not None,
         tensor=tensor,
+        averages=averages,
     )
     sums = sums if largest.has_updates else as_made(sums, largest.orders, grid)
     # 4 in docs/architecture.md
@@ -122,6 +127,7 @@ def lower_schedule(  # long: its arguments, passed on  # noqa: PLR0913 - what a 
         commits=commits,
         guard=guard,
         tensor=tensor,
+        averages=averages if backward else "",
         stages=tuple(stages),
     )
     return offload_listed(program, many)
@@ -225,13 +231,13 @@ def _as_made(
     own, at = sorted({number for stage in made for number in of_stage[stage]}), 0
     for number in own:
         how, stages = sums[number].reduce.how, sums[number].stages
-        if how != "validate":
+        if how not in AFTER_UPDATES:
             at = end if how in AT_THE_END else max(at, *(made[s] + 1 for s in stages if s in made))
             yield _Extra(at, REDUCE, number, 0)
     for stage in made:
         yield _Extra(end, UPDATE, stage, 0)
     for number in own:
-        if sums[number].reduce.how == "validate":
+        if sums[number].reduce.how in AFTER_UPDATES:
             yield _Extra(end, REDUCE, number, 0)
 
 
@@ -341,14 +347,15 @@ def _side_by_side(
     """Return the instructions of all replicas; those with one schedule differ by their numbers."""
     table = tuple(one.reduce for one in sums)
     own = _by_replica(sums, grid)
-    made: dict[int, tuple[Columns, int]] = {}  # by schedule: the code of its first replica
+    made: dict[tuple[int, int], tuple[Columns, int]] = {}  # the code of the first replica
     copies: list[Codes] = []
     for at, one in enumerate(many):
-        if id(one) not in made:
+        key = id(one), len(own[at])  # with an odd number of replicas one may be without a partner
+        if key not in made:
             mine = {number: sums[number] for number in own[at]}
             code = _of_replica(one, mine, (at, grid), (wiring, len(sums)))
-            made[id(one)] = code, at
-        columns, other = made[id(one)]
+            made[key] = code, at
+        columns, other = made[key]
         copy = Codes(*columns, table)
         if len(many) > 1:
             peer = np.where(columns.peer >= 0, columns.peer + grid.ranks_of(at).start, columns.peer)

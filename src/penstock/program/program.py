@@ -91,6 +91,7 @@ class Program:
     commits: bool = False  # a step counts only once all ranks have come to its end
     guard: Guarding | None = None  # how another rank keeps a copy of what one alone has
     tensor: int = 1
+    averages: str = ""  # how replicas average weights (penstock/sums.py), in place of gradients
     stages: tuple[object, ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:

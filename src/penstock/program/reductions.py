@@ -10,12 +10,14 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.program.averages import averages_of
 from penstock.program.edges import StageBytes, TiedGroup
 from penstock.program.instructions import HOWS, How, Reduce
 from penstock.schedule.grid import Grid
 from penstock.schedule.orders import B, Orders, W
 
-AT_THE_END: tuple[How, ...] = "norm", "guard", "commit", "validate"  # of a step
+AFTER_UPDATES: tuple[How, ...] = "validate", "average"
+AT_THE_END: tuple[How, ...] = "norm", "guard", "commit", *AFTER_UPDATES  # of a step
 Holders: TypeAlias = Sequence[
     Sequence[tuple[int, ...]]
 ]  # [replica][stage] -> the ranks it lives on
@@ -51,6 +53,7 @@ def needed(  # long: its words  # noqa: PLR0913 - what a plan says of sums
     guards: bool = False,
     delays: bool = False,
     tensor: int = 1,
+    averages: str = "",
 ) -> tuple[Needed, ...]:
     """Return the reductions of every step, in the order in which a gradient needs them.
 
@@ -64,6 +67,8 @@ def needed(  # long: its words  # noqa: PLR0913 - what a plan says of sums
     delays:   whether sums over replicas are of the step before.
     tensor:   replicas that divide the ops of each stage: each is summed with those that have the
               same slices; a norm is over all of them.
+    averages: how replicas average weights, as `Program.averages`; then gradients are summed over
+              the ranks of a replica only.
     """
     found: list[Needed] = []
     for group in tied:
@@ -73,10 +78,13 @@ def needed(  # long: its words  # noqa: PLR0913 - what a plan says of sums
                 Needed(Reduce(group.name, "tied", ranks, 0, group.size_bytes), group.stages)
             )
     num_stages = len(holders[0])
-    for stage, slice_ in product(range(num_stages), range(tensor)):
-        ranks = _union(replica[stage] for replica in holders[slice_::tensor])
+    groups = [holders[slice_::tensor] for slice_ in range(tensor)]
+    if averages:
+        groups = [[replica] for replica in holders]
+    for stage, group in product(range(num_stages), groups):
+        ranks = _union(replica[stage] for replica in group)
         held = stage_bytes[stage] if stage_bytes else StageBytes()
-        size_bytes = held.summed or held.weights
+        size_bytes = held.weights if averages else held.summed or held.weights
         if len(ranks) > 1 or stage in sharded:
             how: How = "shards" if stage in sharded else "delayed" if delays else "replicas"
             found.append(Needed(Reduce(f"stage{stage}", how, ranks, 0, size_bytes), (stage,)))
@@ -95,6 +103,11 @@ def needed(  # long: its words  # noqa: PLR0913 - what a plan says of sums
         found.append(Needed(Reduce("all", "guard", everyone, 0, 0), tuple(range(num_stages))))
     if commits:
         found.append(Needed(Reduce("all", "commit", everyone, 0, 8), tuple(range(num_stages))))
+    for stage in range(num_stages) if averages else ():
+        held = stage_bytes[stage] if stage_bytes else StageBytes()
+        among = [replica[stage] for replica in holders]
+        made = averages_of(averages, stage, among, held.weights)
+        found += (Needed(one, (stage,)) for one in made)
     return tuple(found)
 
 
@@ -164,9 +177,7 @@ def stages_by_rank(holders: Holders, num_ranks: int) -> tuple[NDArray[np.int64],
     return np.ascontiguousarray(stages[np.argsort(ranks, kind="stable")]), offsets
 
 
-def as_arrays(
-    reductions: Sequence[Needed], num_stages: int, replicas: int, tensor: int = 1
-) -> NeededSums:
+def as_arrays(reductions: Sequence[Needed], num_stages: int, replicas: int) -> NeededSums:
     """Return `reductions` as arrays for the loops over a program."""
     hows = np.array([HOWS.index(one.reduce.how) for one in reductions], np.int64)
     stages, stage_offsets = _ragged([one.stages for one in reductions])
@@ -178,9 +189,9 @@ def as_arrays(
     for how in ("tied", "norm", "validate"):  # stand there once per replica
         own = needs[HOWS.index(how) :: len(HOWS)]
         own[:] = -(-own // replicas)  # or once for all
-    for how in ("delayed", "replicas", "shards"):  # once for each slice of a stage
+    for how in ("delayed", "replicas", "shards", "average"):  # of several, a rank has its own
         own = needs[HOWS.index(how) :: len(HOWS)]
-        own[:] = -(-own // tensor)
+        own[:] = np.minimum(own, 1)
     return NeededSums(hows, stages, stage_offsets, ranks, rank_offsets, needs)
 
 

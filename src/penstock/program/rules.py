@@ -87,8 +87,9 @@ from penstock.schedule.orders import B, F, I, U, W
     COLLECTED_TWICE,
     NOT_THIS_COLLECT,
     NOT_THIS_GROUP,
-) = range(48)
-NUM_HOWS, DELAYED, SHARDS, VALIDATE = 8, 0, 3, 7  # of instructions.HOWS
+    NOT_AVERAGED,
+) = range(49)
+NUM_HOWS, DELAYED, SHARDS, VALIDATE, AVERAGE = 9, 0, 3, 7, 8  # of instructions.HOWS
 
 Finding: TypeAlias = tuple[
     int, int, int
@@ -288,6 +289,9 @@ def follow(code: Columns, facts: Facts, state: Known) -> Finding:
             validated = state.summed[NUM_HOWS * stage + VALIDATE]
             if facts.sums.needs[NUM_HOWS * stage + VALIDATE] and validated < facts.sizes.steps:
                 return NOT_VALIDATED, rank, stage
+            averaged = state.summed[NUM_HOWS * stage + AVERAGE]
+            if facts.sums.needs[NUM_HOWS * stage + AVERAGE] and averaged < facts.sizes.steps:
+                return NOT_AVERAGED, rank, stage
             if state.gathered[stage] == GATHERED:
                 return NOT_DROPPED, rank, stage
             for what in (stage, facts.sizes.stages + stage):
@@ -486,10 +490,10 @@ def _reduce(code: Columns, row: int, rank: int, facts: Facts, state: Known) -> t
     for place_in_list in range(sums.stage_offsets[one], sums.stage_offsets[one + 1]):
         stage = sums.stages[place_in_list]
         if state.here[stage] == rank:
-            if how == VALIDATE:
+            if how >= VALIDATE:  # and what else comes after updates
                 if state.updates[stage] != step + 1:
                     return SUM_OUT_OF_STEP, int(state.updates[stage])
-                state.summed[NUM_HOWS * stage + VALIDATE] = step + 1
+                state.summed[NUM_HOWS * stage + how] = step + 1
                 continue
             if state.updates[stage] != step:
                 return SUM_OUT_OF_STEP, int(state.updates[stage])

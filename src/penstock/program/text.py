@@ -58,6 +58,7 @@ class Saved(NamedTuple):
     commits: bool
     guard: Guarding | None
     tensor: int
+    averages: str
 
 
 class _EdgeRow(NamedTuple):
@@ -108,6 +109,8 @@ class _ProgramFile:
     commits: bool = False
     guard: Guarding | None = None
     tensor: int = 1
+    averages: str = ""
+    due: tuple[tuple[int, int], ...] = ()  # of each reduction; empty: all in each step
     collects: tuple[_CollectRow, ...] = ()
 
 
@@ -129,9 +132,12 @@ def to_json(program: "Program") -> str:
     fields |= {"commits": True} if program.commits else {}
     fields |= {} if program.guard is None else {"guard": program.guard}
     fields |= {"tensor": program.tensor} if program.tensor > 1 else {}
+    fields |= {"averages": program.averages} if program.averages else {}
     fields["reductions"] = [
         (one.how, one.bucket, one.ranks, one.size_bytes) for one in program.code.reductions
     ]
+    due = [(one.every, one.first) for one in program.code.reductions]
+    fields |= {"due": due} if program.averages else {}
     fields["code"] = [" ".join(map(str, code)) for code in program.code]
     lines = (f' "{name}": {_value(value)}' for name, value in fields.items())
     return "{\n" + ",\n".join(lines) + "\n}\n"
@@ -155,7 +161,13 @@ def from_json(content: dict[str, Json], weight_rules: Sequence[WeightRule]) -> S
     if rule is None:
         known = " ".join(rule.name for rule in weight_rules)
         raise ProgramError(f"weight_rule is {read.weight_rule!r}; known are {known}")
-    reductions = [Reduce(r.bucket, r.how, r.ranks, 0, r.size_bytes) for r in read.reductions]
+    due = read.due or ((1, 1),) * len(read.reductions)
+    if len(due) != len(read.reductions):
+        raise ProgramError(f"due has {len(due)} rows, and there are {len(read.reductions)} sums")
+    reductions = [
+        Reduce(r.bucket, r.how, r.ranks, 0, r.size_bytes, *when)
+        for r, when in zip(read.reductions, due, strict=True)
+    ]
     lines = enumerate(read.code)
     return Saved(
         read.num_stages,
@@ -175,6 +187,7 @@ def from_json(content: dict[str, Json], weight_rules: Sequence[WeightRule]) -> S
         read.commits,
         read.guard,
         read.tensor,
+        read.averages,
     )
 
 
@@ -200,6 +213,7 @@ def to_text(program: "Program", *, max_ranks: int = 16, max_instructions: int = 
     )
     window += f", {program.together} together" if program.together > 1 else ""
     window += f", tensor {program.tensor}" if program.tensor > 1 else ""
+    window += f", averages {program.averages}" if program.averages else ""
     window += f", parts {written(program.parts)}" if program.parts else ""
     lines = [f"program: {counts}{window}, {program.code.num_instructions} instructions"]
     bits = program.bits or (AS_IT_IS,) * len(program.edges)

@@ -78,8 +78,9 @@ def facts_of(program: "Program") -> Facts:
     rest = {"post_validation": late, "commits": program.commits}
     rest["guards"] = program.guard is not None
     rest["delays"] = any(one.how == "delayed" for one in program.code.reductions)
-    tensor = program.tensor
-    reductions = needed(*sums, sharded=sharded, tensor=tensor, **rest) if backward else ()
+    averages, tensor = program.averages, program.tensor
+    made = needed(*sums, sharded=sharded, tensor=tensor, averages=averages, **rest)
+    reductions = made if backward else ()
     number_of = {one.reduce: number for number, one in enumerate(reductions)}
     held, held_offsets = stages_by_rank(holders, program.num_ranks)
     return Facts(
@@ -87,7 +88,7 @@ def facts_of(program: "Program") -> Facts:
         places,
         wire(program.num_stages, program.edges),
         laws(program.weight_rule, program.num_stages, program.num_micro_batches, program.num_steps),
-        as_arrays(reductions, program.num_stages, program.replicas, tensor),
+        as_arrays(reductions, program.num_stages, program.replicas),
         np.array([number_of.get(reduce, -1) for reduce in program.code.reductions], np.int64),
         held,
         held_offsets,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,25 +32,35 @@ from penstock.prove.compare import (
     compared_updates,
     compared_weights,
     in_widths,
-    is_narrow,
     least_scale,
 )
 from penstock.prove.in_float64 import judged_finely
+from penstock.prove.judge_replicas import AveragedReplicas as AveragedReplicas
+from penstock.prove.judge_replicas import LookedAt, steps_of_replicas
 from penstock.prove.plain import Plain, PlainStep
 from penstock.prove.proof import LOW_PRECISION_TOLERANCE, TOLERANCE, Proof, proof_of
 from penstock.prove.read_digest import ReadDigests, recorded
 from penstock.prove.rounded import Rounded
 from penstock.prove.rounded_sums import RoundedSums
 from penstock.prove.sequential import BegunWindow, Weights, sequential
+from penstock.prove.step_differences import (
+    INFINITY,
+    OPTIMIZER,
+    data_differences,
+    found_step,
+    loss_difference,
+    part_of,
+    state_differences,
+    told_by_rank,
+)
 from penstock.runtime.audited import LATER
 from penstock.state.error_feedback import HELD, held_in
 from penstock.state.weights import load_model
 from penstock.sums import HALVES
 from penstock.taken import Taken
 
-INFINITY = float("inf")
 _HELD = 100  # times the least scale: what is not sent is the difference of large numbers
-_BUFFERS, _OPTIMIZER = partial(compared, "buffers"), partial(compared, "optimizer")
+_BUFFERS = partial(compared, "buffers")
 Earlier = checkpoint.Checkpoint | None
 
 
@@ -74,6 +84,7 @@ class Case:
     rounded:   of a run that rounds what goes from rank to rank; None: nothing is rounded.
     owners:    of gradients that are summed over ranks, as `RoundedSums` needs them, by micro-batch
                of the plan, of which each is `joined` of the job's.
+    apart:     of replicas that average weights; None: all have the same.
     by_parts:  whether to update and compare one parameter after the other, for want of memory.
     model:     one that the job may hand out again, and that has to stay as it is.
     begun:     of an asynchronous run: whether a window is one of the run, by gradients that it had.
@@ -90,6 +101,7 @@ class Case:
     rounded: SequentialParts | None = None
     owners: Mapping[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
     joined: int = 1
+    apart: AveragedReplicas | None = None
     by_parts: bool = False
     begun: bool = False
     model: nn.Module | None = None
@@ -138,6 +150,8 @@ def judged(case: Case, folder: Path, loop: PlainLoop | None = None) -> Proof:
             rows = list(_begun_window(case.late, case, folder))
         elif case.late is not None:
             rows = list(_window(case.late, case, folder))
+        elif case.apart is not None:
+            rows = list(steps_of_replicas(case.job, case.apart, _looked_at(case), folder))
         elif case.by_parts and case.backward:
             rows = list(_steps_by_parts(case, folder, left_out, loop or plain_loop(case)))
         else:
@@ -146,6 +160,10 @@ def judged(case: Case, folder: Path, loop: PlainLoop | None = None) -> Proof:
     parts = case.rounded or case.late
     bits = () if parts is None else tuple(sorted({*parts.program.bits} - {AS_IT_IS}))
     return proof_of(case.job, case.steps, rows, tuple(left_out), seconds, bits)
+
+
+def _looked_at(case: Case) -> LookedAt:
+    return LookedAt(case.steps, case.resume, case.updates)
 
 
 class _Untouched:
@@ -177,16 +195,16 @@ def _steps(case: Case, folder: Path, left_out: list[str], loop: PlainLoop) -> It
         plain.load(state.tensors, state.plain)
         last = state.tensors
     for step in case.steps:
-        found, state = _found(folder, step), {**plain.weights(), **plain.buffers()}
+        found, state = found_step(folder, step), {**plain.weights(), **plain.buffers()}
         plain.released, last = _released(last, found.tensors), found.tensors
         made, rows = _made(case, plain, step)
         yield from rows
         left_out += _overflow(plain, step)
-        given, before = _part(found.tensors, "gradients/"), state
+        given, before = part_of(found.tensors, "gradients/"), state
         if case.backward and case.updates:
             plain.update(step, given)
-        yield from _data_differences(found, reads.taken())
-        yield _loss_difference(plain, "loss", losses.get(str(step)), made.loss)
+        yield from data_differences(found, reads.taken())
+        yield loss_difference(plain, "loss", losses.get(str(step)), made.loss)
         if (buffers := plain.buffers()) and case.job.buffers == "exact" and case.updates:
             # an update may write them, too
             yield from in_widths(_BUFFERS, _buffers_of(found, plain), buffers)
@@ -197,8 +215,8 @@ def _steps(case: Case, folder: Path, left_out: list[str], loop: PlainLoop) -> It
             yield from _copy_differences(found)
             continue
         update = partial(compared_updates, before=before)
-        yield from in_widths(update, _part(found.tensors, "weights/"), plain.weights())
-        yield from _state_differences(plain, found)
+        yield from in_widths(update, part_of(found.tensors, "weights/"), plain.weights())
+        yield from state_differences(plain, found)
         yield from _scale_differences(plain, found)
         yield from _copy_differences(found)
         plain.load(found.tensors, found.plain)
@@ -238,12 +256,6 @@ def _gradient_differences(
     return judged_finely(plain, case.job, step, state, pair)
 
 
-def _loss_difference(plain: Plain, what: str, found: Any, expected: Any) -> Difference:
-    """Return how losses differ: those of weights of 16 bits are rounded on the way."""
-    row = compared(what, {"": _number(found)}, {"": _number(expected)})
-    return replace(row, narrow=any(map(is_narrow, plain.parameters.values())))
-
-
 def _steps_by_parts(
     case: Case, folder: Path, left_out: list[str], loop: PlainLoop
 ) -> Iterator[Difference]:
@@ -262,13 +274,13 @@ def _steps_by_parts(
             load_model(plain.model, before.tensors)
             plain.take_left(before.tensors)
             plain.take_scale(before.plain)
-        found = _found(folder, step, checkpoint.unread)
+        found = found_step(folder, step, checkpoint.unread)
         plain.released = _released({} if before is None else before.tensors, found.tensors)
         made, rows = _made(case, plain, step)
         yield from rows
         left_out += _overflow(plain, step)
-        yield from _data_differences(found, reads.taken())
-        yield _loss_difference(plain, "loss", losses.get(str(step)), made.loss)
+        yield from data_differences(found, reads.taken())
+        yield loss_difference(plain, "loss", losses.get(str(step)), made.loss)
         if (buffers := plain.buffers()) and case.job.buffers == "exact":
             yield from in_widths(_BUFFERS, _buffers_of(found, plain), buffers)
         compare = partial(compared_gradients, least=_least(plain, made.gradients))
@@ -308,7 +320,7 @@ def _made(case: Case, plain: Plain, step: int) -> tuple[PlainStep, list[Differen
         plain.rounded = by
         made.append(plain.gradients(step, backward=backward))
     plainly, traced, rounded = made
-    rows = [_loss_difference(plain, "traced loss", traced.loss, plainly.loss)]
+    rows = [loss_difference(plain, "traced loss", traced.loss, plainly.loss)]
     if backward:
         near = in_widths(compared_gradients, traced.gradients, plainly.gradients)
         far = compared_gradients(rounded.gradients, plainly.gradients)
@@ -334,7 +346,7 @@ def _update_of(
     own = f"optimizer/{name}/"
     held = {key: found.tensors[key] for key in found.tensors if key.startswith(own)}
     if held or tensors:
-        yield from in_widths(_OPTIMIZER, held, tensors)
+        yield from in_widths(OPTIMIZER, held, tensors)
     for key, value in values.items():
         if found.plain.get(key) != value:
             yield Difference("optimizer", key, INFINITY, bitwise=False)
@@ -363,12 +375,12 @@ def _window(late: SequentialParts, case: Case, folder: Path) -> Iterator[Differe
     watched = replace(case.job, data=recorded(case.job.data, reads))
     job = merged(watched, late.joined)
     expected = sequential(job, program, program.num_steps, late.stages, late.capture)
-    found = _found(folder, case.steps[0])
-    yield from _data_differences(found, reads.taken())
-    if wanted := _part(expected, "weights/"):
-        yield from in_widths(compared_weights, _part(found.tensors, "weights/"), wanted)
-    if case.job.buffers == "exact" and (wanted := _part(expected, "buffers/")):
-        yield from in_widths(_BUFFERS, _part(found.tensors, "buffers/"), wanted)
+    found = found_step(folder, case.steps[0])
+    yield from data_differences(found, reads.taken())
+    if wanted := part_of(expected, "weights/"):
+        yield from in_widths(compared_weights, part_of(found.tensors, "weights/"), wanted)
+    if case.job.buffers == "exact" and (wanted := part_of(expected, "buffers/")):
+        yield from in_widths(_BUFFERS, part_of(found.tensors, "buffers/"), wanted)
     yield from _copy_differences(found)
 
 
@@ -378,11 +390,11 @@ def _begun_window(late: SequentialParts, case: Case, folder: Path) -> Iterator[D
     Each step's gradients are compared, and weights are updated by those that the run had.
     """
     assert case.resume is not None, "the run has kept it"
-    state, found = checkpoint.load(case.resume), _found(folder, case.steps[0])
+    state, found = checkpoint.load(case.resume), found_step(folder, case.steps[0])
     rows = list[Difference]()
 
     def given(step: int, made: Weights) -> Weights:
-        own = _part(found.tensors, LATER.format(step, "gradients/") if step else "gradients/")
+        own = part_of(found.tensors, LATER.format(step, "gradients/") if step else "gradients/")
         rows.extend(in_widths(partial(compared_gradients, least=least_scale(made)), own, made))
         return own
 
@@ -391,64 +403,17 @@ def _begun_window(late: SequentialParts, case: Case, folder: Path) -> Iterator[D
     expected = sequential(job, *own)
     yield from rows
     if case.updates:
-        before, had = (_part(each.tensors, "weights/") for each in (state, found))
+        before, had = (part_of(each.tensors, "weights/") for each in (state, found))
         wanted = {  # what is frozen has no update, and need not be there
             name: value
-            for name, value in _part(expected, "weights/").items()
+            for name, value in part_of(expected, "weights/").items()
             if name in had or not torch.equal(value, before[name])
         }
         yield from in_widths(partial(compared_updates, before=before), had, wanted)
-    had, wanted = (_part(each, "buffers/") for each in (found.tensors, expected))
+    had, wanted = (part_of(each, "buffers/") for each in (found.tensors, expected))
     if case.job.buffers == "exact" and had and wanted:  # else later steps have written them
         yield from in_widths(_BUFFERS, had, wanted)
     yield from _copy_differences(found)
-
-
-def _found(
-    folder: Path, step: int, load: Callable[[Path], checkpoint.Checkpoint] = checkpoint.load
-) -> checkpoint.Checkpoint:
-    newest = checkpoint.latest(folder / str(step))
-    assert newest is not None, "every rank has written its part"
-    return load(newest)
-
-
-def _data_differences(
-    found: checkpoint.Checkpoint, read: list[tuple[int, str]]
-) -> Iterator[Difference]:
-    """Yield whether each rank read the micro-batches of the plain loop, by their digests.
-
-    Nothing where ranks have noted none.
-    """
-    expected, is_told = dict(read), False
-    for rank, rows in _told(found, "read"):
-        is_told = True
-        for index, digest in rows:
-            if expected.get(index) != digest:
-                where = f"micro-batch {index} as rank {rank} reads it"
-                yield Difference("data", where, INFINITY, bitwise=False)
-                return
-    if is_told:
-        yield Difference("data", "", 0.0, bitwise=True)
-
-
-def _told(found: checkpoint.Checkpoint, what: str) -> Iterator[tuple[str, Any]]:
-    """Yield (rank, what it tells under "what/RANK")."""
-    for key, value in found.plain.items():
-        kind, _, rank = key.partition("/")
-        if kind == what:
-            yield rank, value
-
-
-def _state_differences(plain: Plain, found: checkpoint.Checkpoint) -> Iterator[Difference]:
-    """Yield how the optimizers' states differ from that of the one on the whole model."""
-    tensors, values = plain.optimizer_state()
-    kinds = "optimizer/", "optimizer.", "optimizer-left/"  # the second: of optimizers inside
-    held = {k: v for k, v in found.tensors.items() if k.startswith(kinds)}
-    if held or tensors:
-        yield from in_widths(_OPTIMIZER, held, tensors)
-    for key, value in values.items():
-        if found.plain.get(key) != value:
-            yield Difference("optimizer", key, INFINITY, bitwise=False)
 
 
 def _scale_differences(plain: Plain, found: checkpoint.Checkpoint) -> Iterator[Difference]:
@@ -464,7 +429,7 @@ def _copy_differences(found: checkpoint.Checkpoint) -> Iterator[Difference]:
     """Yield whether all copies of a stage have the same weights; nothing where each has one."""
     digests: dict[str, str] = {}
     several = False
-    for rank, held in _told(found, "held"):
+    for rank, held in told_by_rank(found, "held"):
         for stage, digest in held.items():
             several = several or stage in digests
             if digests.setdefault(stage, digest) != digest:
@@ -478,16 +443,8 @@ def _copy_differences(found: checkpoint.Checkpoint) -> Iterator[Difference]:
 def _buffers_of(found: checkpoint.Checkpoint, plain: Plain) -> dict[str, Tensor]:
     """Return the buffers of a run without those that forward has made for itself in the loop."""
     own = set(dict(plain.model.named_buffers())) - lasting_buffers(plain.model).keys()
-    named = _part(found.tensors, "buffers/").items()
+    named = part_of(found.tensors, "buffers/").items()
     return {name: value for name, value in named if name not in own}
-
-
-def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-
-
-def _number(value: Any) -> Tensor:
-    return torch.tensor([float("nan") if value is None else value], dtype=torch.float64)
 
 
 def _left_out(case: Case) -> Iterable[str]:

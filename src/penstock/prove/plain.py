@@ -69,6 +69,7 @@ class Plain:
         self.left: dict[str, Tensor] = {}  # gradients that an own zero_grad has not cleared
         self.clears = has_own_zero_grad(self.optimizer)
         self.released: Mapping[str, Tensor] = {}  # by which ranks hold back less after the step
+        self.share = range(job.micro_batches)  # of the micro-batches of a step, which it takes
         self._data: Iterator[Any] = iter(())
         self._next = -1
 
@@ -112,7 +113,7 @@ class Plain:
                 loss = loss_of(self.job, self.model, each)
                 losses.append(loss.detach())
                 if backward:
-                    part = loss / (self.job.micro_batches * len(parts))
+                    part = loss / (len(self.share) * len(parts))
                     if self.loss_scale is not None:
                         part = part * torch.tensor(self.loss_scale, device=part.device)
                     backward_of(part, self.model)
@@ -261,11 +262,11 @@ class Plain:
         self._data, self._next = iter(()), -1
 
     def _micro_batches(self, step: int) -> Iterator[tuple[int, Any]]:
-        first = step * self.job.micro_batches
+        first = step * self.job.micro_batches + self.share.start
         if first != self._next:
             self._data = started(self.job.data, first)
-        self._next = first + self.job.micro_batches
-        batches = itertools.islice(self._data, self.job.micro_batches)
+        self._next = first + len(self.share)
+        batches = itertools.islice(self._data, len(self.share))
         number = first - 1
         for number, batch in enumerate(batches, first):
             yield number, seen(batch, here().place)

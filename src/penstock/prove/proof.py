@@ -48,7 +48,9 @@ class Proof:
         if self.bits:
             bits = " or ".join(map(str, self.bits))
             loop += f" that rounds to {bits} bits what goes from rank to rank"
-        if sums_way(self.sums or None).holds_back:
+        if sums_way(self.sums or None).averages:
+            loop = f"{loop} of each replica, with weights averaged as {self.sums} says,"
+        elif sums_way(self.sums or None).holds_back:
             loop += f", with what ranks hold back of sums as {self.sums},"
         elif self.sums:
             loop += f"{' and' if self.bits else ' that'} rounds what ranks sum to {self.sums}"
@@ -102,6 +104,7 @@ _MEANT: dict[str, Callable[[str], str]] = {
     "update": lambda where: f"the update of {where}, from the same gradients,",
     "optimizer": lambda where: f"the optimizer's state {where.removeprefix('optimizer/')}",
     "weights": lambda where: f"the weight {where}",
+    "average": lambda where: f"{where}, which replicas average with,",
     "traced loss": lambda where: "the loss of the traced step",
     "traced gradients": lambda where: f"the traced step's gradient of {where}",
     "rounding": lambda where: f"rounding moves the gradient of {where}, which",

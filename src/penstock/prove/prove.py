@@ -33,7 +33,7 @@ from penstock.plan.lower import lower_plan, stages_of
 from penstock.plan.plan import Plan, is_asynchronous
 from penstock.processes.child import apart
 from penstock.processes.short_of_memory import telling_what_is_held
-from penstock.prove.judge import Case, SequentialParts, judged
+from penstock.prove.judge import AveragedReplicas, Case, SequentialParts, judged
 from penstock.prove.proof import Proof
 from penstock.prove.read_digest import ReadDigests, digest_of, recorded
 from penstock.prove.rounded_sums import owners_of
@@ -48,8 +48,9 @@ from penstock.runtime.windows import repeated
 from penstock.runtime.worker import RankResult, Report, State, Task, save, state_of
 from penstock.schedule.recipe import trains
 from penstock.state.laws.buffers import Laws, buffer_laws
+from penstock.state.replica_keys import key_of
 from penstock.state.weights import StageWeights
-from penstock.sums import HALVES
+from penstock.sums import HALVES, sums_way
 from penstock.transport.transport import Transport
 from penstock.typed import typed
 from penstock.units import format_bytes
@@ -74,10 +75,18 @@ class Planned:
     laws: Laws | None = None
 
 
-def steps_to_prove(first: int, until: int, count: int = 2) -> tuple[int, ...]:
-    """Return the numbers of up to `count` steps of the run of `first` to `until` - 1."""
-    steps = (min(first + at * APART, until - 1) for at in range(count))
-    return tuple(dict.fromkeys(steps))
+def steps_to_prove(first: int, until: int, count: int = 2, averages: str = "") -> tuple[int, ...]:
+    """Return the numbers of up to `count` steps of the run of `first` to `until` - 1.
+
+    averages: how replicas average weights, as a plan says it: then also the first two steps behind
+              which they do.
+    """
+    steps = {min(first + at * APART, until - 1) for at in range(count)}
+    if averages:
+        every = sums_way(averages).every
+        due = -(-(first + 1) // every) * every - 1
+        steps |= {step for step in (due, due + every) if step < until}
+    return tuple(sorted(steps))
 
 
 def prove(
@@ -158,7 +167,9 @@ def lacks_memory(planned: Planned) -> str:
     gradients; for all updates at once two moments of each and one more copy to compare.
     """
     is_late = is_asynchronous(planned.plan)
-    return _short_of(planned.captured, COPIES if is_late else LEAST_COPIES)
+    copies = COPIES if is_late or planned.plan.averages else LEAST_COPIES
+    loops = planned.plan.replicas if planned.plan.averages else 1
+    return _short_of(planned.captured, copies * loops)
 
 
 def _short_of(captured: Capture, copies: int) -> str:
@@ -197,6 +208,8 @@ def case_of(
         case = Case(job, steps, resume, backward, rounded=rounded, by_parts=by_parts)
         if job.sums in HALVES:
             case = replace(case, owners=_owners(plan, captured), joined=int(plan.terms.joined))
+        if plan.averages:
+            case = replace(case, apart=AveragedReplicas(plan.averages, plan.replicas))
         return replace(case, model=captured.model)
     if not begun:
         job = replace(job, optimizer=_sgd, learning_rate=None, scheduler=None)
@@ -276,8 +289,9 @@ def _work(
     if task.resume is not None:
         rank.load(checkpoint.load(task.resume))
     given: dict[str, Tensor] = {}
+    place = rank.replica if rank.averages else 0
     for weights in rank.weights.values():
-        _watch(weights, given)
+        _watch(weights, given, place)
     transport.barrier()
     for step in steps:
         given.clear()
@@ -290,11 +304,12 @@ def _work(
     return RankResult(transport.rank, (), (), 0, (0.0,), 0.0, {})
 
 
-def _watch(weights: StageWeights, given: dict[str, Tensor]) -> None:
-    """Keep in `given` what the optimizer of a stage is given at each step."""
+def _watch(weights: StageWeights, given: dict[str, Tensor], replica: int) -> None:
+    """Keep in `given` what the optimizer of a stage is given at each step, as a replica's own."""
 
     def keep(*_: object) -> None:
-        given.update({k: g.to(CPU, copy=True) for k, g in weights.told().items()})
+        told = weights.told().items()
+        given.update({key_of(replica, k): g.to(CPU, copy=True) for k, g in told})
 
     if weights.optimizer is not None:
         _compat.call_first(weights.optimizer, keep)

@@ -36,6 +36,7 @@ from penstock.runtime.calls import StepResult
 from penstock.runtime.digest import digest_of
 from penstock.runtime.rank import Rank
 from penstock.schedule.weight_rule import SYNCHRONOUS
+from penstock.state.replica_keys import key_of
 from penstock.state.weights import StageWeights
 from penstock.transport.transport import Transport
 from penstock.typed import damage, typed
@@ -200,11 +201,12 @@ def keeper_of(
     """
 
     def watched() -> list[WatchedOptimizer]:
-        is_first = rank.replica < rank.grid.tensor
+        is_first = rank.replica < rank.grid.tensor or bool(rank.averages)
+        place = rank.replica if rank.averages else 0
         own = [w for w in rank.weights.values() if is_first or w.shard is not None]
         each = ((w, w.optimizer) for w in own)
         return [
-            WatchedOptimizer(optimizer, w.told, partial(_weights, w))
+            WatchedOptimizer(optimizer, partial(_told, w, place), partial(_weights, w))
             for w, optimizer in each
             if optimizer is not None
         ]
@@ -215,6 +217,10 @@ def keeper_of(
     return keeper
 
 
+def _told(of: StageWeights, replica: int) -> dict[str, Tensor]:
+    return {key_of(replica, key): value for key, value in of.told().items()}
+
+
 def _weights(of: StageWeights) -> dict[str, Tensor]:
     return {of.key_of("weights", node): value for node, value in of.kept().items()}
 
@@ -222,8 +228,10 @@ def _weights(of: StageWeights) -> dict[str, Tensor]:
 def held_digests(rank: Rank) -> dict[str, str]:
     """Return a digest of the weights of each stage on this rank: copies must have the same.
 
-    Of a stage that its replicas divide there are no copies.
+    Of a stage that its replicas divide there are no copies, nor where each has its own weights.
     """
+    if rank.averages:
+        return {}
     whole = ((stage, weights) for stage, weights in rank.weights.items() if weights.shard is None)
     held = ((stage, weights.kept().values()) for stage, weights in whole)
     own = f" of slice {rank.grid.slice_of(rank.rank)}" if rank.grid.tensor > 1 else ""

@@ -107,7 +107,7 @@ class _Binder:
             keeps = rule.kept(stage, *sizes) > 0
             weights.attend(rule, rule.staleness(stage, *sizes), keeps=keeps)
         nodes, loss = rank.capture.graph.nodes, rank.capture.graph.loss
-        count = program.grid.step_micro_batches
+        count = rank.summed_micro_batches
         dtype = getattr(torch, nodes[loss].dtype)  # of the gradient that the loss is given
         self.scale = torch.tensor(1.0 / count, dtype=dtype, device=rank.device)
         if rank.loss_scale is not None:

@@ -255,7 +255,8 @@ class EagerRank:
         laws = task.laws  # trying them builds a model, which is not to be the newest
         laws = buffer_laws(task.job) if laws is None and not self.alone else laws
         self.everyone = tuple(range(transport.num_ranks))
-        if sums_way(task.job.sums).holds_back and transport.num_ranks > 1:
+        way = sums_way(task.job.sums)
+        if (way.holds_back or way.averages) and transport.num_ranks > 1:
             message = f"sums as {task.job.sums} need a plan, and the job is trained without one"
             raise JobError(message, hint="take sums in bfloat16, or 1 rank")
         self.control = Control(task.board, task.every_s)

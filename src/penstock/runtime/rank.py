@@ -45,6 +45,7 @@ from penstock.state.copies import FarFrames
 from penstock.state.loss_scale import LossScale
 from penstock.state.optimizer.optimizer import optimizers_of
 from penstock.state.python_state import take_named
+from penstock.state.replica_keys import goes_on
 from penstock.state.shards import Sharers, StageShard
 from penstock.state.weights import StageWeights
 from penstock.timeline.spans import LANES, Span
@@ -92,6 +93,7 @@ class Rank:
         self.put_outputs, self.functions = terms.put_outputs, terms.functions
         self.rank, self.device = transport.rank, here().place
         self.grid = Grid(transport.num_ranks, (1,))  # until a program is bound
+        self.averages = ""  # as the program says
         self.weights: dict[int, StageWeights] = {}
         self.carried: dict[int, Carried] = {}
         self.optimizers = optimizers_of(job, capture)
@@ -121,6 +123,12 @@ class Rank:
     def replica(self) -> int:
         """Return the replica to which this rank belongs."""
         return self.grid.replica_of(self.rank)
+
+    @property
+    def summed_micro_batches(self) -> int:
+        """Return the micro-batches of a step whose mean gradient updates the weights here."""
+        share = self.grid.shares[self.replica]
+        return share if self.averages else self.grid.step_micro_batches
 
     @property
     def peers(self) -> tuple[int, ...]:
@@ -191,7 +199,7 @@ class Rank:
                   JobError: the job's optimizer is not one, or cannot be divided as planned.
         """
         self.expect(program)
-        self.grid, self._bits = program.grid, program.bits
+        self.grid, self._bits, self.averages = program.grid, program.bits, program.averages
         divided = program.sharded, program.parts, program.far
         if self.weights and (self.sharded, self.parts, self.far) != divided:
             message = "the programs of a run divide other stages among their replicas, or otherwise"
@@ -199,6 +207,7 @@ class Rank:
             raise RunError(message, hint=hint)
         self.sharded, self.parts, self.far = divided
         is_watched = program.num_steps == 1 and program.together == program.tensor == 1
+        is_watched = is_watched and not program.averages
         self.noise.watch(program.grid.step_micro_batches if is_watched else 0)
         bound = bind.bind(self, program)
         self.optimizers.release()
@@ -283,12 +292,20 @@ class Rank:
 
         Raises:   CheckpointError: it is of another model or optimizer.
         """
+        own = self._own_of(state)
         with putting_back(state.step):
             for weights in self.weights.values():
-                weights.load(state.tensors, state.plain)
+                weights.load(own.tensors, own.plain)
             if self.loss_scale is not None:
                 self.loss_scale.take(state.plain)
         take_named(self.job, self.capture.model, state.tensors, state.plain)
+
+    def _own_of(self, state: Checkpoint) -> Checkpoint:
+        """Return what this rank goes on with of a checkpoint."""
+        if not self.averages:
+            return state
+        place = self.replica, self.grid.replicas
+        return Checkpoint(state.step, *goes_on(state.tensors, state.plain, place))
 
     def is_far(self) -> bool:
         """Return whether something of the state is in far memory, and no room for it is near."""

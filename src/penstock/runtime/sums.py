@@ -18,6 +18,7 @@ from penstock.runtime.collects import told_slices
 from penstock.runtime.host_numbers import UnseenNorm, look
 from penstock.runtime.lane import SumCalls
 from penstock.runtime.noise import squares
+from penstock.state.averaged import AverageGroup
 from penstock.state.error_feedback import HeldBack
 from penstock.state.loss_scale import LEAST, LossScale
 from penstock.state.shards import StageShard
@@ -59,6 +60,8 @@ def sum_calls(rank: "Rank", reduce: Reduce, own: LocalStages) -> SumCalls:
             return SumCalls(lambda: rank.guard(reduce))
         case "commit":
             return SumCalls(lambda: rank.commit(reduce))
+        case "average":
+            return _average(rank, reduce)
         case "validate":
             raise AssertionError("post_validation.py does it")
 
@@ -154,6 +157,20 @@ def _delayed(rank: "Rank", reduce: Reduce, own: LocalStages) -> SumCalls:
         delayed.take(weights.flat_gradients)
 
     return SumCalls(lambda: delayed.sum_over(rank.transport, reduce.ranks), after=after)
+
+
+def _average(rank: "Rank", reduce: Reduce) -> SumCalls:
+    """Average the weights of a stage with other replicas, where it is due."""
+    weights, progress = rank.weights_of(reduce.stage), rank.progress
+    averaged = weights.average_by(sums_way(rank.averages))
+    group = AverageGroup(reduce.ranks, rank.grid.replicas)
+
+    def call() -> None:
+        if reduce.is_due(progress.first_step + reduce.step):
+            averaged.average(rank.transport, group)
+            weights.renew_reads()
+
+    return SumCalls(call)
 
 
 def _held_back(rank: "Rank", weights: StageWeights, reduce: Reduce) -> HeldBack | None:

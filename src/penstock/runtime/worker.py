@@ -59,6 +59,7 @@ from penstock.schedule.orders import KINDS, Kind
 from penstock.state.carried_buffers import Carries, carries_of
 from penstock.state.laws.buffers import BufferLaw
 from penstock.state.python_state import put_named
+from penstock.state.replica_keys import key_of
 from penstock.state.weights import load_model
 from penstock.taken import Taken, counted
 from penstock.timeline.spans import Held, Span
@@ -557,7 +558,7 @@ def _settled(rank: Rank, step: int) -> State | None:
 
 
 def _part_of(rank: Rank) -> State | None:
-    is_first = rank.replica < rank.grid.tensor
+    is_first = rank.replica < rank.grid.tensor or bool(rank.averages)
     told = [w for w in rank.weights.values() if is_first or w.shard is not None]
     tensors: dict[str, Tensor] = {}
     for weights in rank.weights.values():
@@ -575,7 +576,9 @@ def _part_of(rank: Rank) -> State | None:
         rank.loss_scale.put(plain)
     if rank.rank == 0:
         put_named(rank.job, rank.capture.model, tensors, plain)
-    return tensors, plain
+    place = rank.replica if rank.averages else 0
+    own = {key_of(place, key): value for key, value in plain.items()}
+    return {key_of(place, key): value for key, value in tensors.items()}, own
 
 
 # -- what is measured ----------------------------------------------------------------------------

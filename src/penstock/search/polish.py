@@ -114,7 +114,7 @@ def other_shares(judge: Judge, plan: Plan) -> Iterator[Plan]:
 
     Unlike are those of other kinds, or with other memory.
     """
-    if isinstance(plan.schedule, Schedule) or has_window(plan.schedule):
+    if isinstance(plan.schedule, Schedule) or has_window(plan.schedule) or plan.averages:
         return
     places, grid = judge.places(plan.place.hosts, plan.total_ranks), plan.grid
     room_of = judge.cluster_of(plan.place.hosts).memory_of

@@ -33,6 +33,7 @@ from penstock.schedule.recipe import (
 )
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.weight_rule import words_of_ranks
+from penstock.sums import sums_way
 
 _FEW = 16  # ranks of a cluster, of which every number is tried
 _HALVES = 4  # numbers that are tried of more: all, half of them, and so on
@@ -133,7 +134,7 @@ def _sizes(graph: Graph, most: int, micro_batches: int, fixed: Fixed) -> Iterato
             if ranks == replicas and _wants_pipeline(graph, most, fixed):
                 continue
             shares = evenly(micro_batches, replicas)
-            if graph.tensor > 1 and unlike(shares):
+            if unlike(shares) and (graph.tensor > 1 or sums_way(fixed.sums).averages):
                 continue
             yield from _pipelines(graph, ranks // replicas, shares, fixed, few=most <= _FEW)
 

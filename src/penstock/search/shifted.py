@@ -90,7 +90,8 @@ def _with(plan: Plan, shares: tuple[int, ...]) -> Plan:
 
 def _is_free(plan: Plan) -> bool:
     """Return whether the replicas may have unlike shares."""
-    return not isinstance(plan.schedule, Schedule) and not has_window(plan.schedule)
+    is_listed = isinstance(plan.schedule, Schedule) or has_window(plan.schedule)
+    return not is_listed and not plan.averages
 
 
 def _other_shares(judge: Judge, plan: Plan) -> Iterator[Plan]:

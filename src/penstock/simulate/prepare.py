@@ -297,11 +297,14 @@ def _sum_s(
         return exchange_s(sizes, seconds.guard_s, cluster, program.guard.apart)
     stretch, kept_s = program.stretch(reduce.ranks[0]), 0.0
     if (
-        reduce.how in ("shards", "replicas", "delayed")
+        reduce.how in ("shards", "replicas", "delayed", "average")
         and isinstance(seconds, Costs)
         and len(seconds.shards_s)
     ):
         kept_s = float(seconds.shards_s[_stage_of(reduce)])
+    if reduce.how == "average":  # in the mean of all steps
+        taken_s = 0.0 if cluster is None else cluster.sum_s(reduce.size_bytes, reduce.ranks)
+        return (kept_s + taken_s) / reduce.every
     if cluster is None or len(reduce.ranks) == 1:
         return kept_s
     if reduce.how == "shards":
@@ -409,7 +412,7 @@ def _sent_and_kept(
     if reduce.how == "guard":  # its seconds say what it does; what it sends is not counted
         return 0.0, 0.0
     if reduce.how != "shards":
-        return 2 * part * float(reduce.size_bytes), 0.0
+        return 2 * part * float(reduce.size_bytes) / reduce.every, 0.0
     shards_s = costs.shards_s if costs is not None else np.zeros(0)
     kept_s = float(shards_s[_stage_of(reduce)]) if len(shards_s) else 0.0
     return part * float(reduce.size_bytes), kept_s
@@ -427,7 +430,7 @@ def _spare(program: Program, cluster: Cluster) -> list[float]:
 
 
 def _stage_of(reduce: Reduce) -> int:
-    return int(reduce.bucket.removeprefix("stage"))
+    return reduce.stage
 
 
 def _after(program: Program, rows: Ints, owners: Ints) -> Ints:

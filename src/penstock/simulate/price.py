@@ -183,7 +183,7 @@ def _loaded_s(
     Of those that stay, what it takes to send their gradients in few numbers.
     On the slowest device.
     """
-    if not (ways.sharded or ways.far or ways.held_back.holds_back):
+    if not (ways.sharded or ways.far or ways.held_back.passes):
         return np.empty(0), np.empty(0)
     far_s, copy_s, add_s = (
         max(getattr(profile, name) for profile in row)

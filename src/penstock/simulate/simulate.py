@@ -107,7 +107,8 @@ def long_run(
     start_s, ends_s = np.zeros(program.num_ranks), list[float]()
     ahead_s, least_s, most_s = 0.0, 0.0, np.inf
     while most_s > least_s * (1 + _ALIKE) and len(ends_s) < _MOST_STEPS:
-        clock_s = _played(_Asked(program, seconds, cluster, None, tuple(start_s))).threads.clock_s
+        asked = _Asked(program, seconds, cluster, None, tuple(start_s))
+        clock_s = _ended_s(program, _played(asked))
         least_s, most_s = float((clock_s - start_s).min()), float((clock_s - start_s).max())
         ends_s.append(ahead_s + float(clock_s.max()))
         start_s, ahead_s = clock_s - clock_s.min(), ahead_s + float(clock_s.min())
@@ -122,6 +123,14 @@ def long_run(
     np.minimum.at(begun_s, timeline.spans.ranks[own], timeline.spans.starts_s[own])
     begun_s = np.where(np.isfinite(begun_s), begun_s - begun_s.min(), 0.0)
     return most_s, tuple(begun_s.tolist())
+
+
+def _ended_s(program: Program, job: kernel.Simulation) -> kernel.Floats:
+    """Return when each rank can begin its next step: behind an average of its weights, if any."""
+    clock_s, queues = job.threads.clock_s, job.queues
+    if not program.averages:
+        return clock_s
+    return np.maximum(clock_s, queues.over_s[queues.offsets[1:] - 1])
 
 
 class _Asked(NamedTuple):

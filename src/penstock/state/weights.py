@@ -27,6 +27,7 @@ from penstock.graph.stages import Stage
 from penstock.graph.trace import Capture
 from penstock.job import Job
 from penstock.schedule.weight_rule import WeightRule
+from penstock.state.averaged import Averaged
 from penstock.state.copies import FarState, far_state
 from penstock.state.error_feedback import HELD, POWER, HeldBack
 from penstock.state.flat import all_views, layouts_of
@@ -96,6 +97,7 @@ class StageWeights:
         self.undo: _Undo | None = None
         self.far_state: FarState | None = None
         self.held_back: HeldBack | None = None
+        self.averaged: Averaged | None = None
         self.with_gradient = {node for node, _ in stage.backward.gradients}
         self.given: dict[str, Tensor] = {}
         self.scans = {n: _scan(p) for n, p in trainable.items() if not p.is_contiguous()}
@@ -343,6 +345,8 @@ class StageWeights:
             held += self.undo.held()
         if self.held_back is not None:
             held += self.held_back.held()
+        if self.averaged is not None:
+            held += self.averaged.held()
         if self.updates is not None:
             state = self.updates.held()
             held += state if self.far_state is None else self.far_state.near(state)
@@ -364,6 +368,8 @@ class StageWeights:
                 tensors[f"version-{slot}/{self.names[node]}"] = value
         for key, views in self._remembered():
             tensors |= {f"{key}/{self.names[node]}": value for node, value in views.items()}
+        for place, node, value in () if self.averaged is None else self.averaged.state():
+            tensors[self.key_of(place, node)] = value
         if self.updates is not None:
             own: dict[str, Tensor] = {}
             others: dict[str, object] = {}
@@ -381,6 +387,13 @@ class StageWeights:
         if self.held_back is None:
             self.held_back = HeldBack(way, self.layouts, shared, self.with_gradient, seed)
         return self.held_back
+
+    def average_by(self, way: SumsWay) -> Averaged:
+        """Return what averages the weights with those of other replicas, made once."""
+        if self.averaged is None:
+            reached = {node for node in self.live if self.names[node] in self.given}
+            self.averaged = Averaged(way, self.layouts, self.flats, reached)
+        return self.averaged
 
     def held_state(self) -> dict[str, Tensor]:
         """Return what this rank holds back, by key: "held-back-N/NAME", N its number."""
@@ -482,6 +495,8 @@ class StageWeights:
                     value.copy_(self.live[node])
         if self.held_back is not None:
             self.held_back.load(tensors, self.names)
+        if self.averaged is not None:
+            self.averaged.load(tensors, self.names)
         if self.updates is not None:
             self.updates.take(tensors, plain)
 

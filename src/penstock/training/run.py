@@ -60,6 +60,7 @@ def _check(planned: Planned, num_steps: int, launcher: Launcher) -> None:
         raise JobError(message, hint=_MEND)
     if lacks_memory(planned):
         return
-    proof = prove_planned(planned, steps_to_prove(0, num_steps), launcher=launcher)
+    steps = steps_to_prove(0, num_steps, averages=planned.plan.averages)
+    proof = prove_planned(planned, steps, launcher=launcher)
     if proof.problem:
         raise RunError(f"this plan would train something else: {proof}", hint=_MEND)

@@ -840,6 +840,8 @@ class Session:
         leads:    as in Replanner.
         """
         plan, files = choice.plan, self.folder / "cluster.toml"
+        if plan.averages:  # with other replicas it would train otherwise
+            return None
         if self.basis is None or plan.total_ranks == 1 or not self.care.replan:
             return None
         if leads is not False and not files.exists():
