@@ -4835,7 +4835,7 @@ BREAKS = (
     ),
     Break(
         "audited_checkpoint_too_new",
-        "prove/audit.py",
+        "prove/audit_checkpoint.py",
         "if one <= step]",
         "if one]",
         ("tests/prove/test_audit.py::test_the_audited_checkpoint_outlives_those_that_go",),

@@ -39,11 +39,9 @@ from penstock.prove.audit import (
     HIDDEN,
     Asks,
     Bench,
-    audited_in,
-    back_to_audited,
-    keep_audited,
     why_not,
 )
+from penstock.prove.audit_checkpoint import audited_in, back_to_audited, keep_audited
 from penstock.prove.audit_desk import AuditDesk
 from penstock.prove.audit_pace import AuditBasis, Pace, used_with_s
 from penstock.prove.audits import SHORT, Audit, Audited, AuditTerms, parse_audit

@@ -23,10 +23,9 @@ from penstock.plan.plan import Plan, is_asynchronous
 from penstock.prove.audit import (
     HIDDEN,
     auditing,
-    back_to_audited,
-    keep_audited,
     why_not,
 )
+from penstock.prove.audit_checkpoint import back_to_audited, keep_audited
 from penstock.prove.audit_pace import AuditBasis, used_s
 from penstock.prove.audits import ALONE, KEPT, Audit, Audited, audit_rows
 from penstock.runtime.audited import MOST_STEPS, Audits
