@@ -34,7 +34,7 @@ from penstock.job import Job
 from penstock.listener import SILENT
 from penstock.plan import Plan
 from penstock.plan.lower import lower_plan, stages_of
-from penstock.prove import audit_pace
+from penstock.prove import audit, audit_pace
 from penstock.prove.audit import (
     HIDDEN,
     Asks,
@@ -446,6 +446,9 @@ def test_why_a_run_is_not_audited_is_said(tmp_path, monkeypatch):
     )
     assert why_not(case, AuditTerms(), tmp_path, BASIS) == ""
     assert why_not(case, AuditTerms(0.0), tmp_path, BASIS) == "--audit 0"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(audit, "can_fork", lambda: False)
+        assert "it uses an accelerator" in why_not(case, AuditTerms(), tmp_path, BASIS)
     assert why_not(late, AuditTerms(), tmp_path, BASIS) == ""
     assert why_not(case, AuditTerms(), tmp_path, BASIS._replace(steps=9)) == SHORT
     assert why_not(case, AuditTerms(), tmp_path, BASIS._replace(steps=9, step_s=0.0)) == ""

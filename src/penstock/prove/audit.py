@@ -104,7 +104,7 @@ def why_not(case: Case, terms: AuditTerms, folder: Path, basis: AuditBasis) -> s
     if not case.backward:
         return "the schedule trains nothing"
     if not can_fork():
-        return "the process that leads the run uses a GPU"
+        return "it uses an accelerator, on which no process forked beside it can make a step again"
     if basis.is_short(terms.share):
         return SHORT
     folder.mkdir(parents=True, exist_ok=True)
