@@ -15,8 +15,9 @@ from penstock.checkpoints import checkpoint
 from penstock.choose.joined_counts import ways_to_divide, ways_to_join
 from penstock.choose.run_windows import windows_of_keys
 from penstock.errors import RunError, UnlikeShapesError
+from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.graph import with_cut_points
-from penstock.graph.trace import capture
+from penstock.graph.trace import build_model, capture
 from penstock.keyed import keyed
 from penstock.plan import plan_by_hand
 from penstock.plan.lower import lower_plan, stages_of
@@ -115,9 +116,6 @@ def ran(task: Task) -> tuple[list[float], dict[str, torch.Tensor]]:
 
 def plain(job: ps.Job) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Return losses and weights of a loop over whole steps, each one large mean over tokens."""
-    from penstock.graph.code import SeededRandom, micro_batch_seed
-    from penstock.graph.trace import build_model
-
     model, losses = build_model(job), list[float]()
     optimizer, number = torch.optim.AdamW(model.parameters(), lr=1e-2), 0
     for _ in range(STEPS):
@@ -166,6 +164,46 @@ def test_a_run_of_several_keys_is_the_plain_loop(way, tmp_path):
     assert losses == pytest.approx(expected, rel=1e-5)
     for name, value in weights.items():
         torch.testing.assert_close(state[name], value, rtol=1e-5, atol=2e-6)
+
+
+class Pictures(nn.Module):
+    """Sums over pictures of any size, with running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.second, self.out = nn.Conv2d(4, 8, 3, padding=1), nn.Linear(8, 2)
+
+    def forward(self, x):
+        x = self.second(torch.relu(self.norm(self.first(x))))
+        return self.out(x.mean((2, 3)))
+
+
+@pytest.mark.parametrize("way", ["one rank", "stages"])
+def test_pictures_of_two_sizes_leave_the_running_statistics_of_a_loop(way, tmp_path):
+    drawn = torch.Generator().manual_seed(0)
+    sizes = [(6, 6), (4, 8)] * 12
+    pictures = [torch.randn(3, *size, generator=drawn) for size in sizes]
+    data = ps.bucketed(
+        pictures, ((6, 6), (4, 8)), 2, length=lambda x: x.shape[1:], micro_batches=4, last="short"
+    )
+
+    def squared(model, batch):
+        return model(batch).square().mean()
+
+    job = ps.Job(Pictures, squared, data, lambda weights: torch.optim.SGD(weights, lr=0.1))
+    _, state = ran(task_of(job, WAYS[way], tmp_path, range(STEPS)))
+    model = build_model(job)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number in range(4 * STEPS):
+        (squared(model, data.batch(number)) / 4).backward()
+        if number % 4 == 3:
+            optimizer.step()
+            optimizer.zero_grad()
+    for name, value in model.named_parameters():
+        torch.testing.assert_close(state[f"weights/{name}"], value, rtol=1e-5, atol=1e-6)
+    for name, value in model.named_buffers():
+        torch.testing.assert_close(state[f"buffers/{name}"], value, rtol=1e-5, atol=1e-6)
 
 
 def test_a_run_of_several_keys_goes_on_from_a_checkpoint(tmp_path):

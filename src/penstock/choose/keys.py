@@ -88,13 +88,16 @@ def with_keys(
         profiles = there.profile(captured, step.job, cluster, there.listener)
         own = predicted(own, graph, profiles, cluster)
         others.append(PlannedKey(step.key, step.share, captured, own))
-    whole = _with_mean(plan, steps[0].share, others)
+    whole = _with_mean(plan, steps[0].share, others, sum(step.seconds for step in steps))
     key = steps[0].key
     return Choice(job, first, whole, key, tuple(others))
 
 
-def _with_mean(plan: Plan, share: float, others: Sequence[PlannedKey]) -> Plan:
-    """Return the plan with the mean seconds of all keys, and the bytes of the largest."""
+def _with_mean(plan: Plan, share: float, others: Sequence[PlannedKey], traced_s: float) -> Plan:
+    """Return the plan with the mean seconds of all keys, and the bytes of the largest.
+
+    traced_s:  what tracing them all took.
+    """
     rows = [(share, plan.predicted), *((each.share, each.plan.predicted) for each in others)]
     known = [(part, said) for part, said in rows if said is not None]
     if plan.predicted is None or len(known) < len(rows):
@@ -103,7 +106,8 @@ def _with_mean(plan: Plan, share: float, others: Sequence[PlannedKey]) -> Plan:
     usd = sum(part * said.usd for part, said in known)
     peaks = tuple(map(max, zip(*(said.peak_bytes for _, said in known), strict=True)))
     value = ", ".join(f"{part:.0%} {format_seconds(said.step_s)}" for part, said in known)
-    why = "one division for all; the mean is predicted, and the memory of the largest"
+    why = "one division for all; the mean is predicted, and the memory of the largest; "
+    why += f"traced in {format_seconds(traced_s)}"
     mean = Prediction(step_s, peaks, usd, plan.predicted.tried)
     made = decided(plan, [Decision("shapes", value, "only choice", why)])
     return replace(made, predicted=mean)

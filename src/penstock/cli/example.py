@@ -9,18 +9,19 @@ from penstock.cli import face
 from penstock.errors import JobError
 from penstock.files import write_text
 
-EXAMPLES = ("gpt.py", "hf.py", "mixed.toml")
+EXAMPLES = ("gpt.py", "hf.py", "mixed.toml", "texts.py")
 _FOLDER = Path(__file__).parent.parent / "examples"  # NAME.txt: no code of the package
 
 
 def example(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="gpt, hf or mixed.")] = "gpt",
+    name: Annotated[str, typer.Argument(metavar="NAME", help="gpt, hf, mixed or texts.")] = "gpt",
     to: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Default: NAME.py in this folder.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Write an example: a job to train (gpt), nine of Hugging Face (hf), machines (mixed).
+    """Write an example: a job to train (gpt), nine of Hugging Face (hf), texts of many
+    lengths (texts), machines (mixed).
 
     Example: penstock example gpt && penstock train gpt.py
     """
