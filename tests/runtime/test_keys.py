@@ -12,7 +12,9 @@ import penstock as ps
 from penstock.batches import ReadNumbers
 from penstock.batches.of_key import job_of_key, key_of_job, keys_of
 from penstock.checkpoints import checkpoint
+from penstock.choose.choose import Choice, Machines
 from penstock.choose.joined_counts import ways_to_divide, ways_to_join
+from penstock.choose.keys import with_keys
 from penstock.choose.run_windows import windows_of_keys
 from penstock.errors import RunError, UnlikeShapesError
 from penstock.graph.code import SeededRandom, micro_batch_seed
@@ -233,6 +235,24 @@ def test_steps_whose_stages_have_other_weights_are_refused(tmp_path):
     job = replace(job, loss=lambda model, batch: model(batch["x"]).mean())
     with pytest.raises(UnlikeShapesError, match="other weights in a stage"):
         task_of(job, WAYS["one rank"], tmp_path, range(2))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "said", "words"),
+    [
+        ("pipedream", {}, "lets steps overlap"),
+        ("gpipe", {"sums": "int8"}, "agree over several steps"),
+        ("gpipe", {"sums": "delayed"}, "agree over several steps"),
+        ("gpipe", {"sums": "local:2"}, "agree over several steps"),
+    ],
+)
+def test_plans_whose_steps_depend_on_those_before_are_refused(schedule, said, words):
+    job = job_of()
+    captured = capture(job_of_key(job, next(iter(keys_of(job)))))
+    cuts = [1] if schedule == "pipedream" else []
+    plan = plan_by_hand(captured.graph, cuts, schedule, num_micro_batches=2, replicas=2, **said)
+    with pytest.raises(UnlikeShapesError, match=words):
+        with_keys(Choice(job, captured, plan), job, (), Machines(), None)
 
 
 def test_a_plan_finds_its_cuts_by_name_where_the_ops_are_others():

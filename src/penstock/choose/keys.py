@@ -77,6 +77,9 @@ def with_keys(
         raise UnlikeShapesError(
             message, hint="take a synchronous schedule, without post-validation"
         )
+    if plan.holds_back or plan.averages:
+        message = "the steps of the job have several shapes, and ranks agree over several steps"
+        raise UnlikeShapesError(message, hint=f"leave out sums = {plan.agreement.sums}")
     if (plan.terms.joined, plan.terms.split, plan.tensor) != (1, (), 1):
         message = "the steps of the job have several shapes, and this plan joins or divides them"
         raise UnlikeShapesError(message, hint="make the plan for this job, or pad to one shape")

@@ -12,6 +12,7 @@ from penstock.choose.choose import Choice
 from penstock.choose.keys import find_key
 from penstock.choose.run_windows import (
     CheckpointInterval,
+    check_early,
     memory_window,
     windows_of,
     windows_of_keys,
@@ -91,6 +92,7 @@ def steps_of_keys(choice: Choice, steps: range) -> "tuple[tuple[KeyStep, ...], W
     """Return the steps of other keys than the first, and the windows of all."""
     from penstock.runtime.keys import KeyStep
 
+    check_early(choice.plan)
     programs = {choice.key: lower_plan(choice.plan, choice.captured.graph)}
     found: list[KeyStep] = []
     for other in choice.others:
