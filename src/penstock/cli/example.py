@@ -9,12 +9,15 @@ from penstock.cli import face
 from penstock.errors import JobError
 from penstock.files import write_text
 
-EXAMPLES = ("gpt.py", "hf.py", "mixed.toml", "texts.py")
+EXAMPLES = ("gpt.py", "hf.py", "fluid.py", "experts.py", "labels.py", "texts.py", "mixed.toml")
+_JOBS = {"hf.py": "llama", "experts.py": "expert_0", "labels.py": "label_0", "texts.py": "buckets"}
 _FOLDER = Path(__file__).parent.parent / "examples"  # NAME.txt: no code of the package
 
 
 def example(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="gpt, hf, mixed or texts.")] = "gpt",
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="gpt, hf, fluid, experts, labels, texts, mixed.")
+    ] = "gpt",
     to: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Default: NAME.py in this folder.")
     ] = None,
@@ -22,6 +25,9 @@ def example(
 ) -> None:
     """Write an example: a job to train (gpt), nine of Hugging Face (hf), texts of many
     lengths (texts), machines (mixed).
+
+    Also what the field trains: a surrogate of a solver (fluid), experts of a diffusion model that
+    never meet (experts), adversarial nets of each label (labels).
 
     Example: penstock example gpt && penstock train gpt.py
     """
@@ -38,4 +44,4 @@ def example(
     if as_json:
         face.show_json({"written": str(place)})
     else:
-        face.show(f"wrote {place}: {use}{':llama' if file == 'hf.py' else ''}")
+        face.show(f"wrote {place}: {use}{f':{_JOBS[file]}' if file in _JOBS else ''}")

@@ -1,0 +1,180 @@
+"""Workloads of the field as examples: each is what its paper says, on data that it makes itself."""
+
+from functools import partial
+from itertools import islice
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from examples import experts, fluid, labels
+from penstock.job import Job, load_job
+
+
+def fitted(job: Job, steps: int) -> nn.Module:
+    """Return the job's model after some steps of a plain loop."""
+    torch.manual_seed(job.seed)
+    model = job.model()
+    updates = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for batch in islice(job.data(0), steps):
+        updates.zero_grad()
+        loss = job.loss(model, batch)
+        (loss if isinstance(loss, Tensor) else loss[0]).backward()
+        updates.step()
+    return model
+
+
+# A surrogate of a solver
+
+
+def test_the_solver_keeps_all_dye_and_spreads_it() -> None:
+    batch = fluid.sample(3)
+    before, after = batch["dye"], batch["after"]
+    torch.testing.assert_close(after.mean((1, 2)), before.mean((1, 2)), atol=1e-5, rtol=0)
+    assert (after.square().mean((1, 2)) < before.square().mean((1, 2))).all()
+    assert ((after - before).square().mean((1, 2)) > 0.01).all()
+
+
+def test_the_flow_nowhere_piles_up() -> None:
+    flow = fluid.sample(3)["flow"]
+    along_y, _ = fluid.gradient(flow[:, 0])
+    _, along_x = fluid.gradient(flow[:, 1])
+    assert float((along_y + along_x).abs().max()) < 1e-4
+
+
+def test_a_still_fluid_spreads_as_each_wave_does() -> None:
+    """The discrete Laplacian scales a wave by 2 * (cos - 1) in each direction, the midpoint rule
+    by 1 + z + z^2 / 2 a step.
+    """
+    at = 2 * torch.pi * torch.arange(fluid.CELLS, dtype=torch.float64) / fluid.CELLS
+    wave = torch.cos(2 * at)[None, :, None].expand(1, -1, fluid.CELLS)
+    z = fluid.STEP_S * fluid.DIFFUSION * fluid.CELLS**2 * 2 * (torch.cos(2 * at[1]) - 1)
+    still = torch.zeros(1, 2, fluid.CELLS, fluid.CELLS, dtype=torch.float64)
+    expected = wave * (1 + z + z**2 / 2) ** 5
+    torch.testing.assert_close(fluid.solved(wave, still, 5), expected)
+
+
+def test_halving_the_steps_of_the_solver_changes_little(monkeypatch) -> None:
+    batch = fluid.sample(5)
+    monkeypatch.setattr(fluid, "STEP_S", fluid.STEP_S / 2)
+    finer = fluid.solved(batch["dye"], batch["flow"], 2 * fluid.SOLVER_STEPS)
+    change = (batch["after"] - batch["dye"]).norm()
+    assert float((finer - batch["after"]).norm() / change) < 0.02
+
+
+def test_a_surrogate_that_changes_nothing_has_error_1_and_training_makes_it_less() -> None:
+    batch = fluid.sample(fluid.HELD_OUT)
+
+    def error(model: nn.Module) -> float:
+        off, whole = fluid.metrics(model, batch)["error"]
+        return float(off / whole)
+
+    still, trained = fluid.Surrogate(), fitted(fluid.job(), 40)
+    with torch.no_grad():
+        for weight in still.out.parameters():
+            weight.zero_()
+        assert error(still) == pytest.approx(1.0)
+        assert error(trained) < 0.8
+
+
+# Experts that never meet
+
+
+def test_the_true_velocity_is_the_mean_over_paths_through_a_place() -> None:
+    """By weights of importance, without the formula: each noise and goal that meet there count."""
+    place, time = torch.tensor([[0.9, 0.4]]), torch.tensor([[0.6]])
+    generator = torch.Generator().manual_seed(0)
+    blobs = torch.randint(experts.BLOBS, (1_000_000,), generator=generator)
+    goal = experts.centres()[blobs]
+    goal = goal + experts.SPREAD * torch.randn(len(blobs), 2, generator=generator)
+    noise = (place - time * goal) / (1 - time)  # that this goal is reached from through the place
+    weight = torch.softmax(-noise.square().sum(1) / 2, 0)
+    mean = (weight[:, None] * (goal - noise)).sum(0)
+    torch.testing.assert_close(experts.true_velocity(place, time)[0], mean, atol=0.02, rtol=0.02)
+
+
+def test_velocities_of_perfect_experts_and_a_perfect_router_add_up_to_the_true_one() -> None:
+    owner = experts.expert_of(torch.arange(experts.BLOBS))
+
+    class Perfect(nn.Module):
+        def __init__(self, expert: int) -> None:
+            super().__init__()
+            self.mine = owner == expert
+
+        def forward(self, into: Tensor) -> Tensor:
+            share, velocity = experts.blob_parts(into[:, :2], into[:, 2:])
+            share = share * self.mine
+            return ((share / share.sum(1, keepdim=True))[..., None] * velocity).sum(1)
+
+    def router(into: Tensor) -> Tensor:
+        share, _ = experts.blob_parts(into[:, :2], into[:, 2:])
+        return torch.stack([share[:, owner == e].sum(1) for e in range(experts.EXPERTS)], 1).log()
+
+    place, time, _, _ = experts.paths(7, tuple(range(experts.BLOBS)))
+    place, time = place.double(), (time.double() * 0.8)
+    summed = experts.combined([Perfect(e) for e in range(experts.EXPERTS)], router, place, time)
+    torch.testing.assert_close(summed, experts.true_velocity(place, time))
+
+
+def test_an_expert_sees_its_own_clusters_only() -> None:
+    for number in range(experts.EXPERTS):
+        into = next(experts.expert(number).data(0))["into"]
+        late = into[into[:, 2] > 0.97]
+        near = torch.cdist(late[:, :2], experts.centres()).argmin(1)
+        assert set(experts.expert_of(near).tolist()) == {number}
+
+
+def test_experts_learn_and_a_random_division_learns_less() -> None:
+    steps, count = 120, experts.EXPERTS
+    router = fitted(experts.router(), steps)
+    off: list[float] = []
+    for at_random in (False, True):
+        made = [fitted(experts.expert(number, at_random), steps) for number in range(count)]
+        with torch.no_grad():
+            off.append(experts.distance(partial(experts.combined, made, router)))
+    assert off[0] < off[1] < 1
+
+
+# A generator for each label
+
+
+def test_a_label_is_trained_on_points_of_its_own() -> None:
+    for number in range(labels.LABELS):
+        points = torch.cat([batch["real"] for batch in islice(labels.label(number).data(0), 20)])
+        angle = torch.tensor(2 * torch.pi * number / labels.LABELS)
+        centre = 2 * torch.stack([angle.cos(), angle.sin()])
+        torch.testing.assert_close(points.mean(0), centre, atol=0.1, rtol=0)
+
+
+def test_neither_of_a_pair_learns_from_the_others_loss() -> None:
+    job = labels.label(1)
+    model = job.model()
+    batch = next(job.data(0))
+    _, parts = job.loss(model, batch)
+    parts["judged"].backward(retain_graph=True)
+    assert all(weight.grad is None for weight in model["maker"].parameters())
+    model.zero_grad(set_to_none=True)
+    parts["fooled"].backward()
+    assert all(weight.grad is None for weight in model["judge"].parameters())
+
+
+@pytest.mark.parametrize("name", ["fluid.py", "experts.py:expert_2", "labels.py:label_3"])
+def test_jobs_are_found_by_their_names(name: str) -> None:
+    assert load_job(f"examples/{name}").num_steps > 0
+
+
+@pytest.mark.long
+def test_weights_of_labels_are_the_same_however_many_are_trained_at_once(tmp_path) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    import penstock as ps
+
+    weights: list[list[Tensor]] = []
+    for at_once in (1, 2):
+        train = partial(labels.trained, tmp_path / str(at_once), steps=3)
+        with ThreadPoolExecutor(at_once) as pool:
+            for run in pool.map(train, range(2)):
+                model = labels.nets()
+                ps.load_weights(model, run)
+                weights.append([*model.state_dict().values()])
+    assert all(map(torch.equal, weights[0] + weights[1], weights[2] + weights[3]))
