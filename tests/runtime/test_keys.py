@@ -110,7 +110,8 @@ def task_of(job: ps.Job, plans, folder: Path, steps: range, resume: Path | None 
 def ran(task: Task) -> tuple[list[float], dict[str, torch.Tensor]]:
     steps = Steps(task.job.micro_batches)
     ranks = task.windows.programs[0].num_ranks
-    run_threads(partial(work, task), ranks, steps.add, groups=task.groups)
+    results = run_threads(partial(work, task), ranks, steps.add, groups=task.groups)
+    assert not any(result.noise.small for result in results)  # micro-batches are of unlike sizes
     newest = checkpoint.latest(task.checkpoints)
     losses = [step.loss for step in sorted(steps.finished, key=lambda step: step.step)]
     return losses, dict(checkpoint.load(newest).tensors)

@@ -67,7 +67,6 @@ def test_steps_of_two_lengths_are_planned_and_proved_each_and_trained_as_by_a_lo
     state = checkpoint.load(checkpoint.latest(tmp_path / "checkpoints")).tensors
     for name, value in plain(job).items():
         torch.testing.assert_close(state[f"weights/{name}"], value, rtol=1e-5, atol=1e-6)
-    assert not any(name.startswith("noise") for name in trained.summary)
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     tokens = [row["tokens_per_second"] * row["seconds"] for row in rows]
     lengths = [job.data.of.key_of(2 * step) for step in range(STEPS)]
