@@ -503,13 +503,13 @@ class Replanner:
     def _moved(self, made: Replan, before: Plan) -> None:
         """Write the files of the plan that is run from now on, in place of `before`."""
         self._plain = self._lead.now or self._there
-        now, (job, captured, plan) = slowed(self._plain, made.factors), self.choice
-        way = self._way(plan)
+        now, plan = slowed(self._plain, made.factors), self.choice.plan
+        captured, way = self.choice.captured, self._way(plan)
         assert way is not None, "it was found by it"
         profiles = now.profiles(way.profiles)
         plan = predicted(plan, captured.graph, profiles, now.cluster)
         why = Decision("replanned", f"after {made.step:,} steps", "search", made.why)
-        self.choice = Choice(job, captured, decided(plan, [why]))
+        self.choice = self.choice._replace(plan=decided(plan, [why]))
         save(self.folder, captured, self.choice.plan, profiles, now.cluster)
         write_replans(self.folder, [*replans_in(self.folder), made])
         text = json.dumps(before.to_json())

@@ -169,7 +169,7 @@ class HeldBack:
             case "rank":
                 matrices = {n: row for n, row in run.shapes.items() if n in self.powers}
                 sum_products(transport, pair, ranks, matrices, self.powers)
-            case "16 bits" | "as they are" | "delayed":
+            case "16 bits" | "as they are" | "delayed" | "local" | "diloco" | "easgd" | "gossip":
                 raise AssertionError("nothing is held back of a sum")
 
     def state(self) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
