@@ -27,6 +27,11 @@ def keyed(data: object) -> Keyed | None:
     return cast("Keyed", inner) if hasattr(inner, "key_of") else None
 
 
+def only_key(data: object) -> Hashable | None:
+    """Return the one key of a job's data that `batches/of_key.py` has made; None: it is of all."""
+    return getattr(getattr(data, "of", data), "only_key", None)
+
+
 def check_keyed(data: object, micro_batches: int) -> None:
     """Raise where a step would have micro-batches of several keys.
 

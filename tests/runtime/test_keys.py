@@ -10,7 +10,7 @@ from torch import nn
 
 import penstock as ps
 from penstock.batches import ReadNumbers
-from penstock.batches.of_key import job_of_key, key_of_job, keys_of
+from penstock.batches.of_key import job_of_key, keys_of
 from penstock.checkpoints import checkpoint
 from penstock.choose.choose import Choice, Machines
 from penstock.choose.joined_counts import ways_to_divide, ways_to_join
@@ -20,7 +20,7 @@ from penstock.errors import RunError, UnlikeShapesError
 from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.graph import with_cut_points
 from penstock.graph.trace import build_model, capture
-from penstock.keyed import keyed
+from penstock.keyed import keyed, only_key
 from penstock.plan import plan_by_hand
 from penstock.plan.lower import lower_plan, stages_of
 from penstock.plan.of_key import for_key, is_alike
@@ -286,7 +286,7 @@ def test_a_job_of_one_key_has_its_micro_batches_in_their_order():
     steps = range(2 * len(whole) // 4)
     for key, count in keys.items():
         own = job_of_key(job, key)
-        assert key_of_job(own) == key
+        assert only_key(own.data) == key
         numbers = [
             4 * step + k for step in steps if whole.key_of(4 * step) == key for k in range(4)
         ]

@@ -23,7 +23,7 @@ class OfKey:
     """
 
     data: Data
-    key: Hashable
+    only_key: Hashable
     per_step: int
 
     def __call__(self, start: int) -> Iterator[Batch]:
@@ -47,7 +47,7 @@ class OfKey:
         assert whole is not None, "only keyed data has keys"
         for step in count():
             first = step * self.per_step
-            if whole.key_of(first) == self.key:
+            if whole.key_of(first) == self.only_key:
                 yield from range(first, first + self.per_step)
 
     def _read(self, numbers: Iterator[int]) -> Iterator[Batch]:
@@ -62,12 +62,6 @@ def job_of_key(job: Job, key: Hashable) -> Job:
         part = OfKey(own.of, key, job.micro_batches)
         return replace(job, data=WeightedData(part, own.weight, own.per_step))
     return replace(job, data=OfKey(own, key, job.micro_batches))
-
-
-def key_of_job(job: Job) -> Hashable | None:
-    """Return the key of a job that `job_of_key` has made; None: it is of all keys."""
-    data = job.data.of if isinstance(job.data, WeightedData) else job.data
-    return data.key if isinstance(data, OfKey) else None
 
 
 def keys_of(job: Job) -> dict[Hashable, int]:

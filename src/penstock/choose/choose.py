@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.batches.of_key import key_of_job
 from penstock.choose.degrees import DegreeSearch, as_asked, decision
 from penstock.choose.fuse import known, usable
 from penstock.choose.joined_counts import (
@@ -27,6 +26,7 @@ from penstock.cluster.order import placed
 from penstock.errors import GraphError, MemoryShortError, PlanError
 from penstock.graph.graph import Graph
 from penstock.job import Job
+from penstock.keyed import only_key
 from penstock.listener import SILENT, Listener
 from penstock.plan.plan import Decision, Plan, Prediction, Units, check_fits, decide
 from penstock.profile.kinds import save_profiles
@@ -340,7 +340,7 @@ def best(
     options = [option for _, option in tried if not isinstance(option, PlanError)]
     cut = partial(_cut_option, fixed=fixed, there=there, aim=aim)
     is_over = _over(start, aim.limit_s)
-    if key_of_job(job) is None:  # else steps of other shapes would have to be cut alike
+    if only_key(job.data) is None:  # else steps of other shapes would have to be cut alike
         options += in_slices(tried, fixed, aim.objective, cut, is_over)
     degrees = DegreeSearch(tried, fixed, there.cluster, cut, is_over)
     options += degrees.options(aim.objective)

@@ -10,9 +10,9 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from penstock.batches.of_key import key_of_job
 from penstock.bits import AS_IT_IS
 from penstock.job import Job
+from penstock.keyed import only_key
 from penstock.plan.plan import Plan
 from penstock.schedule.recipe import any_schedule, has_window
 from penstock.search.tried import row_of
@@ -32,7 +32,7 @@ def ways_to_join(job: Job) -> list[int]:
 
     None of those whose steps have one of several shapes, each of which would have to be.
     """
-    if key_of_job(job) is not None:
+    if only_key(job.data) is not None:
         return [1]
     return [k for k in range(1, MOST_JOINED + 1) if job.micro_batches % k == 0]
 
@@ -61,7 +61,7 @@ def may_divide(job: Job, fixed: "Fixed") -> bool:
     """Return whether a plan of parts can be what is asked for."""
     is_late = fixed.schedule is not None and has_window(any_schedule(fixed.schedule))
     is_rounded = job.sums is not None or job.fewest_bits != (AS_IT_IS, AS_IT_IS)
-    is_keyed = key_of_job(job) is not None
+    is_keyed = only_key(job.data) is not None
     return not (is_late or is_rounded or is_keyed or job.batch_by_ranks)
 
 

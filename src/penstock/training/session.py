@@ -3,7 +3,7 @@
 import itertools
 import json
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,25 +12,15 @@ from typing import TYPE_CHECKING
 
 from penstock.best import best_of
 from penstock.checkpoints.folders import Keep
-from penstock.choose import trial
 from penstock.choose.choose import (
     Choice,
     Joining,
     Machines,
-    Rewrites,
-    Searched,
     decided,
     for_plan,
-    found_in_units,
-    given,
-    on_hosts_of,
-    save,
 )
-from penstock.choose.compiling import compiled
-from penstock.choose.flag_text import to_fill
-from penstock.choose.fuse import usable
 from penstock.choose.loading import JobTerms, Loaded, check_replaced
-from penstock.choose.prepare import machines, traced
+from penstock.choose.prepare import traced
 from penstock.choose.run_windows import EVERY, CheckpointInterval
 from penstock.choose.settle import (
     Checked,
@@ -43,14 +33,12 @@ from penstock.choose.settle import (
 from penstock.choose.size_limits import check_soon
 from penstock.choose.unjoined import unjoined_choice
 from penstock.choose.update_memory import check_updates
-from penstock.choose.usable_ranks import best_on_ranks
 from penstock.cluster.cluster import Cluster
 from penstock.device import all_here, here
 from penstock.errors import (
     AloneError,
     GraphError,
     JobError,
-    PenstockError,
     PlanError,
     RankMisfitError,
     RunError,
@@ -59,7 +47,6 @@ from penstock.errors import (
 from penstock.examine import same_run
 from penstock.examine.eager_memory import check_memory
 from penstock.files import write_text
-from penstock.graph.graph import Graph
 from penstock.job import Job
 from penstock.listener import Listener, Row
 from penstock.pilot.by_ranks import BATCHES
@@ -73,9 +60,7 @@ from penstock.profile.kinds import load_profiles
 from penstock.profile.noise import EVERY as NOISE_EVERY
 from penstock.prove.audit_pace import used_s
 from penstock.prove.audits import AUDITS, KEPT, Audited, AuditTerms
-from penstock.rules.ruled import ruled
 from penstock.runtime.stop import Stopped, stopping
-from penstock.schedule.recipe import Recipe
 from penstock.script import script_of
 from penstock.search.shapes import Fixed
 from penstock.training import audited_run, saved
@@ -90,6 +75,12 @@ from penstock.training.job_notices import (
 )
 from penstock.training.mirror import mirroring
 from penstock.training.misfits import go_on_alone, go_on_unplanned
+from penstock.training.plan_choice import (
+    ChoiceTerms,
+    given_choice,
+    kept_choice,
+    searched_choice,
+)
 from penstock.training.replicas import WITHOUT_ELASTIC, Replicas, run_eagerly
 from penstock.training.results import Trained, explained, finished, lines, resumption
 from penstock.training.shapes import (
@@ -107,8 +98,6 @@ if TYPE_CHECKING:
     from penstock.prove.audit import Auditor
     from penstock.runtime.rank import StepResult
     from penstock.runtime.run import Outcome
-
-_SEARCH_S = 1.0  # of a search, where none was made
 
 FILES = (
     "plan.json",
@@ -585,95 +574,28 @@ class Session:
 
     def _chosen(self, captured: "Capture", checkpoint: Path | None, found: "Examined") -> Choice:
         fixed, decisions = bounded(self.job, self.key, captured, found, self.fixed, self.listener)
-        choice = self._kept(captured, fixed) if checkpoint is not None else None
+        terms = ChoiceTerms(
+            self.step_job,
+            self.folder,
+            self.there,
+            asked=self.fixed,
+            bounds=fixed,
+            decisions=decisions,
+            units=self.units,
+            tries=self.care.trial,
+            lets_go=self.elastic,
+            has_shapes=bool(self.shapes),
+            num_steps=self.num_steps,
+        )
+        kept = kept_choice(terms, captured) if checkpoint is not None else None
+        if kept is not None and kept.basis is not None:
+            self.basis = kept.basis
         if self.given_plan is not None:
-            about = self.folder, captured, self.there
-            own = self.step_job, self.given_plan
-            choice = given(*own, *about, Rewrites(self.units, fixed.rules))
-        elif choice is None:
-            whole = replace(fixed, tensor=fixed.tensor or 1) if self.shapes else fixed
-            choice = self._searched(captured, whole, decisions, found)
+            return given_choice(terms, captured, self.given_plan)
+        if kept is not None:
+            return kept.choice
+        choice, self.basis = searched_choice(terms, captured, found.laws)
         return choice
-
-    def _other(self, captured: "Capture", problem: PlanError) -> str:
-        """Return how the job differs from that of the run in the folder."""
-        try:
-            before = {*Graph.load(self.folder / "graph.json").gradients}
-        except PenstockError:
-            return problem.message
-        now = {*captured.graph.gradients}
-        frozen, thawed = sorted(before - now), sorted(now - before)
-        words = [f"{', '.join(frozen[:3])} is frozen now"] if frozen else []
-        words += [f"{', '.join(thawed[:3])} was frozen"] if thawed else []
-        return f"{'; '.join(words)} (requires_grad)" if words else problem.message
-
-    def _searched(
-        self,
-        captured: "Capture",
-        fixed: Fixed,
-        decisions: Sequence[Decision],
-        found: "Examined",
-    ) -> Choice:
-        """Return the plan that the search finds best, or of its best few the fastest in a trial.
-
-        Raises:   PlanError: nothing fits what is fixed, or the memory.
-        """
-        cluster = self.there.cluster or machines(None, fixed.ranks, self.listener)
-        there = self.there._replace(cluster=cluster.within(to_fill(fixed.memory)))
-        searched, fixed, fewer = best_on_ranks(self.step_job, fixed, captured, there)
-        decisions = (*decisions, *fewer)
-        ways = searched.ways(1)  # a plan that is made again divides no ops
-        search_s = sum(option.seconds for option in searched.options)
-        choice = self._tuned(searched, fixed, decisions, there, found.laws)
-        is_whole = choice.plan.tensor == 1 and not self.shapes
-        self.basis = SearchBasis(ways, fixed, self.units, search_s) if is_whole else None
-        profiles = searched.profiles_of(choice)
-        if self.care.trial and not self.elastic and not self.shapes:
-            run = partial(trial.seconds_of, found.laws)
-            asked, about = fixed.schedule, (there, self.num_steps, run)
-            suits = not (isinstance(asked, Recipe) and asked.seconds is not None)
-            choice, profiles = compiled(choice, profiles, *about, suits=suits)
-        room = cluster.within(fixed.memory)
-        save(self.folder, choice.captured, choice.plan, profiles, room)
-        return choice
-
-    def _tuned(
-        self,
-        searched: Searched,
-        fixed: Fixed,
-        decisions: Sequence[Decision],
-        there: Machines,
-        laws: "Laws",
-    ) -> Choice:
-        """Return the best plan of a search in its units, or of what is open the fastest by trial.
-
-        decisions:  that follow from the job.
-        """
-        cluster = there.cluster
-        assert cluster is not None, "a search is of some machines"
-
-        def told(choice: Choice, *more: Decision) -> Choice:
-            plan = decided(choice.plan, (*decisions, *more))
-            return choice._replace(plan=on_hosts_of(plan, cluster))
-
-        def cut(choice: Choice) -> Choice:
-            profiles = searched.profiles_of(choice)
-            return found_in_units(choice, self.units, fixed, profiles=profiles, cluster=cluster)
-
-        first = searched.choice
-        is_open = self.care.trial and self.fixed.schedule is None
-        if not (is_open and trial.is_worth_it(first.plan, self.num_steps)):
-            return cut(told(first))
-        choices, in_units = trial.finalists(searched, fixed, there), cut(told(first))
-        is_cut = self.units is None and in_units.plan.cuts != first.plan.cuts
-        choices += [in_units] if is_cut else []
-        if len(choices) == 1:
-            return in_units
-        with self.listener.busy("trying the best plans"):
-            order = trial.tried(choices, partial(trial.seconds_of, laws))
-        choice = told(order[0].choice, trial.decision(order))
-        is_decided = is_cut and any(order[0].choice is each for each in (first, in_units))
-        return choice if is_decided else cut(choice)
 
     def divides_unasked(self, plan: Plan) -> bool:
         """Return whether ranks divide ops, and another plan may leave them whole."""
@@ -686,39 +608,6 @@ class Session:
         self.listener.say(f"training by a plan that divides no ops: {problem}")
         self.fixed = replace(self.fixed, tensor=1)
         return self.choose(captured, checkpoint, found)
-
-    def _kept(self, captured: "Capture", bounds: Fixed) -> Choice | None:
-        """Return the plan of the run to resume, if it is what was requested.
-
-        One that was made for what ranks took at the time is not.
-        bounds:   what is fixed, the job's own bounds included.
-        """
-        path = self.folder / "plan.json"
-        fixed = self.fixed
-        is_asked = fixed.schedule or fixed.stages or fixed.offload or self.units
-        is_asked = is_asked or fixed.post_validation or fixed.memory
-        if is_asked or not path.exists():
-            return None
-        plan = usable(on_hosts_of(Plan.load(path), self.there.cluster))
-        is_other = self.fixed.ranks not in (None, plan.total_ranks)
-        is_other = is_other or fixed.tensor not in (None, plan.tensor)
-        if is_other or any(each.what == "replanned" for each in plan.decisions):
-            return None
-        try:
-            job, captured = for_plan(self.step_job, plan, captured, self.listener)
-        except PlanError as problem:
-            message = (
-                f"{self.folder} holds the run of another job: {self._other(captured, problem)}"
-            )
-            hint = "give the --out of this job's run, or train without --resume"
-            raise PlanError(message, hint=hint) from problem
-        if ruled(fixed.rules, captured.graph).broken(plan, captured.graph):
-            return None
-        profiles = self.folder / "profile.json"
-        if profiles.exists() and plan.tensor == 1 and not self.shapes:
-            way = Joining(plan.terms.joined, job, captured, load_profiles(profiles))
-            self.basis = SearchBasis((way,), bounds, self.units, _SEARCH_S)
-        return Choice(job, captured, plan)
 
     def clear(self, first_step: int, checkpoint: Path | None) -> None:
         """Remove what the run to go on from left after its checkpoint, or half-written."""
@@ -1031,7 +920,6 @@ if TYPE_CHECKING:
     from penstock.runtime.launch import Work
     from penstock.runtime.windows import Windows
     from penstock.runtime.worker import RankResult, Task
-    from penstock.state.laws.buffers import Laws
 
     Launch = Callable[..., list[RankResult]]  # (work, ranks, report, *, groups)
 
