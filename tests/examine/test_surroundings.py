@@ -197,12 +197,12 @@ def test_a_log_is_no_input(tmp_path):
 
 def test_what_the_function_reads_that_makes_the_job_is_noted_and_only_then(tmp_path):
     (tmp_path / "config").write_text("1")
-    (tmp_path / "beside.py").write_text("def made(): return open('config').close()")
+    (tmp_path / "beside_it.py").write_text("def made(): return open('config').close()")
     late = """
     import os
     def late():
-        import beside
-        beside.made()
+        import beside_it
+        beside_it.made()
         return os.environ.get('CONFIG')
     """
     loaded(tmp_path, late)
