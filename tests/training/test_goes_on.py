@@ -18,6 +18,7 @@ from penstock.graph.trace import capture
 from penstock.processes.child import in_a_fork
 from penstock.runtime.autopsy import by_the_data
 from penstock.runtime.finite import NotFinite, NotFiniteError, check_loss
+from penstock.training.plan_choice import other_job
 from penstock.training.saved import keep_job, kept_micro_batches
 from penstock.training.session import Session
 from tests.cli import mlp
@@ -89,10 +90,9 @@ def test_parameters_that_were_frozen_or_thawed_before_a_resume_are_named(
     tmp_path, before: tuple[str, ...], now: tuple[str, ...], words: str
 ) -> None:
     capture(frozen(before)).graph.save(tmp_path / "graph.json")
-    own = session(tmp_path, frozen(now))
     problem = PlanError("another graph")
-    assert own._other(capture(frozen(now)), problem) == f"{words} (requires_grad)"
-    assert own._other(capture(frozen(before)), problem) == "another graph"
+    assert other_job(tmp_path, capture(frozen(now)), problem) == f"{words} (requires_grad)"
+    assert other_job(tmp_path, capture(frozen(before)), problem) == "another graph"
 
 
 @pytest.mark.parametrize("code", [0, 2, "enough"])

@@ -102,7 +102,7 @@ def kept_choice(terms: ChoiceTerms, captured: "Capture") -> Chosen | None:
     try:
         job, captured = for_plan(terms.job, plan, captured, terms.there.listener)
     except PlanError as problem:
-        words = _other_job(terms.folder, captured, problem)
+        words = other_job(terms.folder, captured, problem)
         message = f"{terms.folder} holds the run of another job: {words}"
         hint = "give the --out of this job's run, or train without --resume"
         raise PlanError(message, hint=hint) from problem
@@ -115,7 +115,7 @@ def kept_choice(terms: ChoiceTerms, captured: "Capture") -> Chosen | None:
     return Chosen(Choice(job, captured, plan), basis)
 
 
-def _other_job(folder: Path, captured: "Capture", problem: PlanError) -> str:
+def other_job(folder: Path, captured: "Capture", problem: PlanError) -> str:
     """Return how the job differs from that of the run in the folder."""
     try:
         before = {*Graph.load(folder / "graph.json").gradients}
