@@ -123,13 +123,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.at_once) as pool:
         train = partial(trained, Path(folder), steps=options.steps)
         for number, run in enumerate(pool.map(train, range(LABELS))):
+            torch.manual_seed(number)
             model = nets()
+            begun = distance(model["maker"], number)
             ps.load_weights(model, run)
             digest = hashlib.sha256()
             for weight in model.state_dict().values():
                 digest.update(weight.numpy().tobytes())
             off = distance(model["maker"], number)
-            print(f"label {number}: {off:.2f} off, weights {digest.hexdigest()[:12]}")
+            weights = digest.hexdigest()[:12]
+            print(f"label {number}: {off:.2f} off, {begun:.2f} untrained, weights {weights}")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,8 @@ class Keyed(Protocol):
 def keyed(data: object) -> Keyed | None:
     """Return the data if it is keyed; of weighted data, what is weighted."""
     inner: Any = getattr(data, "of", data) if not hasattr(data, "key_of") else data
-    return cast("Keyed", inner) if hasattr(inner, "key_of") else None
+    parts = "key_of", "keys", "step_micro_batches"  # data of others may have one by chance
+    return cast("Keyed", inner) if all(hasattr(inner, part) for part in parts) else None
 
 
 def only_key(data: object) -> Hashable | None:

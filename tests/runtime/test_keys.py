@@ -1,12 +1,13 @@
 """Steps of several shapes in one run: over the same weights, as the plain loop makes them."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import penstock as ps
 from penstock.batches import ReadNumbers
@@ -312,3 +313,17 @@ def test_a_step_of_a_key_that_was_not_planned_ends_the_run():
     assert windows.ask(1) is None
     with pytest.raises(RunError, match="step 2 has the shape long"):
         windows.ask(2)
+
+
+def test_data_that_has_a_key_of_by_chance_is_taken_as_any_other() -> None:
+    class Table:
+        """Rows by key, as a script may have them."""
+
+        def key_of(self, row: str) -> str:
+            return row
+
+        def __call__(self, start: int) -> Iterator[Tensor]:
+            return iter([torch.ones(1)])
+
+    assert keyed(Table()) is None
+    assert isinstance(ps.Job(nn.Identity, lambda m, x: x.sum(), Table(), torch.optim.SGD), ps.Job)
