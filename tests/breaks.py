@@ -2007,6 +2007,22 @@ BREAKS = (
         "a writer goes on for ever whose last word stands behind a long order",
     ),
     Break(
+        "a writer that is alone gives up what a slow one was ordered",
+        "checkpoints/writer.py",
+        "return _ALONE_S if is_ordered else _ABSENT_S",
+        "return _ABSENT_S",
+        ("tests/checkpoints/test_saver.py",),
+        "the last checkpoint before an error is lost where the machine has much to do",
+    ),
+    Break(
+        "a faster plan of other micro-batches that is not taken is not told",
+        "choose/choose.py",
+        "if fastest.score(objective) >= first.best.score(objective):",
+        "if True:",
+        ("tests/choose/test_choose.py",),
+        "nobody learns why the first plan of the front is not the one that is taken",
+    ),
+    Break(
         "a writer waits for the part of a rank that is lost",
         "checkpoints/writer.py",
         "return self._has_ended or self._is_lost",

@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -360,6 +361,26 @@ def test_a_writer_that_comes_late_hears_that_it_is_given_up(late, tmp_path):
         reply = writer.written(own, memory, os.getppid(), orders())
     assert reply.follows
     assert not list(own.hidden.glob("rank-0.[!f]*"))
+
+
+@pytest.mark.parametrize("is_ordered", [False, True])
+def test_a_writer_that_is_alone_waits_for_what_was_ordered(is_ordered, tmp_path, monkeypatch):
+    """The process of the other rank may be slow, where the machine has much to do."""
+    monkeypatch.setattr(writer, "_ABSENT_S", 0.05)
+    ordered = Order(str(tmp_path), 3, 0, "-a", (0, 1), 0, Keep())
+    folders.announce(ordered.hidden, 0)
+    if is_ordered:
+        folders.announce(ordered.hidden, 1)
+    late = threading.Timer(0.5, folders.put_part, (ordered.hidden, 1, (), (), {}))
+    late.start()
+    with mmap.mmap(-1, 1) as memory:
+        reply = writer.written(ordered, memory, -1, orders())
+    late.join()
+    assert reply.follows != is_ordered
+    assert [path.name for path in folders.complete(tmp_path)] == ["step-000003"] * is_ordered
+    if is_ordered:
+        names = sorted(path.name for path in (tmp_path / "step-000003").iterdir())
+        assert names == ["rank-0.safetensors", "rank-1.safetensors", "state.json"]
 
 
 @pytest.mark.parametrize("first", range(len(writer.END)))

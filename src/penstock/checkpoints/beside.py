@@ -84,6 +84,7 @@ class Beside:
                 os.posix_fallocate(self.snapshot.file, 0, order.size_bytes)
         self.snapshot.take(tensors, order.pieces)
         folders.lock(self.lock)
+        folders.announce(order.hidden, order.rank)
         self._send(replace(order, size_bytes=self.snapshot.size_bytes).line())
 
     def answer(self, wait_s: float | None) -> Reply | None:

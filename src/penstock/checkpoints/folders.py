@@ -78,6 +78,18 @@ def put_part(
         write_text(_note(hidden, rank), json.dumps({"plain": dict(plain), "checksums": sums}))
 
 
+def announce(hidden: Path, rank: int) -> None:
+    """Tell the others that a rank's part of a checkpoint will come, whether it lives or not."""
+    with suppress(OSError):  # the part itself will tell what is wrong
+        hidden.mkdir(parents=True, exist_ok=True)
+        _promise(hidden, rank).touch()
+
+
+def are_announced(hidden: Path, ranks: Iterable[int]) -> bool:
+    """Return whether the parts of all these ranks will come."""
+    return all(_promise(hidden, rank).exists() for rank in ranks)
+
+
 def has_parts(hidden: Path, ranks: Iterable[int]) -> bool:
     """Return whether the parts of all these ranks are there."""
     return all(_note(hidden, rank).exists() for rank in ranks)
@@ -85,6 +97,10 @@ def has_parts(hidden: Path, ranks: Iterable[int]) -> bool:
 
 def _note(hidden: Path, rank: int) -> Path:
     return hidden / f"rank-{rank}.json"
+
+
+def _promise(hidden: Path, rank: int) -> Path:
+    return hidden / f"rank-{rank}.announced"
 
 
 def finish(checkpoints: Path, step: int, token: str = "") -> Path:
@@ -103,6 +119,8 @@ def finish(checkpoints: Path, step: int, token: str = "") -> Path:
             plain |= own
             sums[note.with_suffix(".safetensors").name] = told["checksums"]
             note.unlink()
+        for promise in hidden.glob("rank-*.announced"):
+            promise.unlink(missing_ok=True)
         content = {"step": step, "parts": sorted(sums), "plain": plain, "checksums": sums}
         write_text(hidden / "state.json", json.dumps({**content, "digest": digest_of(content)}))
         _name(hidden, folder)

@@ -31,8 +31,8 @@ _NICE = 10
 _LOOK_S = 0.02  # between looks whether others have written
 LOST, DROP, END = b"lost\n", b"drop\n", b"end\n"
 # Without a sign of others, after which a writer gives up whose rank is lost, or has lost others:
-_ALONE_S = 5.0  # where all have begun
-_ABSENT_S = 1.0  # where some have not
+_ALONE_S = 10.0  # where all were ordered: a busy machine gives a nice process little
+_ABSENT_S = 1.0  # where some were not, and never will be
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of Linux 5.14
 
 
@@ -204,7 +204,7 @@ def _completed(order: Order, parent: int, orders: OrderLines) -> bool:
             return False
         if (size := _size(order.hidden)) != seen or not is_alone:
             seen, seen_s = size, time.monotonic()
-        elif time.monotonic() - seen_s > (_ALONE_S if _all_begun(order) else _ABSENT_S):
+        elif time.monotonic() - seen_s > _patience_s(order):
             return False
         time.sleep(_LOOK_S)
     return False
@@ -216,8 +216,9 @@ def _size(folder: Path) -> int:
     return 0
 
 
-def _all_begun(order: Order) -> bool:
-    return all((order.hidden / f"rank-{rank}.safetensors").exists() for rank in order.ranks)
+def _patience_s(order: Order) -> float:
+    is_ordered = folders.are_announced(order.hidden, order.ranks)
+    return _ALONE_S if is_ordered else _ABSENT_S
 
 
 def _given_up(order: Order) -> bool:

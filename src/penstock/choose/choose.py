@@ -35,7 +35,7 @@ from penstock.rules.rewrite import rewritten
 from penstock.rules.rule import Rule
 from penstock.rules.ruled import ruled
 from penstock.schedule.compiled import is_kept
-from penstock.schedule.recipe import Recipe
+from penstock.schedule.recipe import Recipe, name_of
 from penstock.search.candidate import Candidate, Objective
 from penstock.search.field import Tally, front_of
 from penstock.search.judge import Judge
@@ -350,6 +350,7 @@ def best(
     others = [(o.way.joined, o.best) for o in options if o.way.joined != first.way.joined]
     plan = _with_reason(first.choice.plan, others, [*problems, *whole])
     plan = with_joined(plan, first, options)
+    plan = decided(plan, (*plan.decisions, *_why_not_fastest(first, options, aim.objective)))
     if first.way.captured.graph.slices != captured.graph.slices:
         plan = decided(plan, (*plan.decisions, reason(first, tried, aim.objective)))
     plan = decided(plan, decision(first, options, degrees.rows, fixed.tensor))
@@ -533,6 +534,29 @@ def _with_reason(
         for d in plan.decisions
     )
     return replace(plan, decisions=decisions)
+
+
+def _why_not_fastest(
+    first: Option, options: Sequence[Option], objective: Objective
+) -> tuple[Decision, ...]:
+    """Return why a faster plan with micro-batches of another size is not taken, if there is one.
+
+    Of those micro-batches a simpler plan was, which is slower than the best of all, `first`.
+    """
+    simplest = any(decision.what == "simplest" for decision in first.choice.plan.decisions)
+    rows = [(o, each) for o in options for each in o.found.candidates[:2] if not each.refused]
+    if simplest or objective == "memory":
+        return ()
+    option, fastest = min(rows, key=lambda row: row[1].score(objective))
+    if fastest.score(objective) >= first.best.score(objective):
+        return ()
+    more = first.best.score(objective)[0] / fastest.score(objective)[0] - 1
+    why = (
+        f"the fastest, {name_of(fastest.plan.schedule)} with {in_words(option.way.joined)}, is "
+        f"predicted at {format_seconds(fastest.step_s)} with more messages or stages; "
+        f"{more:.1%} is less than the prediction error"
+    )
+    return (Decision("simplest", first.best.plan.share_words, "search", why),)
 
 
 def save(
