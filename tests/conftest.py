@@ -35,10 +35,15 @@ def _nothing_read_yet() -> None:
         outside.NOTES.values, outside.NOTES.lines, outside.NOTES._own = {}, {}, set()
 
 
-def pytest_collection_finish() -> None:
+@pytest.fixture(scope="module", autouse=True)
+def _set_apart() -> None:
     """Let the collector of garbage, here and in forks, leave out what stays: all that is loaded."""
-    gc.collect()
-    gc.freeze()
+    alive = sys.modules.get("penstock.examine.alive")
+    if alive is not None:
+        alive.set_apart()
+    else:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

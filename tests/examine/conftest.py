@@ -2,10 +2,10 @@
 
 import pytest
 
-from penstock.examine.reads import functions_in
+from penstock.examine.reads import tree_of
 
 
 @pytest.fixture(scope="module")
 def parsed(request: pytest.FixtureRequest) -> None:
     """Let the forks that look for impurities find the sources of a module's jobs parsed."""
-    functions_in(str(request.path))
+    tree_of(str(request.path))

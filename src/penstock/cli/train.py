@@ -29,9 +29,11 @@ def train(
     """
     options = asked(flags, sets or (), file)
     with face.busy("loading PyTorch"):
+        from penstock.examine.alive import set_apart
         from penstock.training import view
         from penstock.training.train import Request, train_requested
 
+        set_apart()  # before there is anything of the job
     count = _to_start(options)
     if count > 1 and not _are_trained(count, elastically=bool(options.get("elastic"))):
         options["ranks"] = 1

@@ -28,9 +28,10 @@ from penstock import _compat
 from penstock.batches.reads import started
 from penstock.device import here, of
 from penstock.errors import JobError, PenstockError
+from penstock.examine.alive import functions_of
 from penstock.examine.dataflow import RecordedMicroBatch, Recorder, first_difference
 from penstock.examine.model_changes import ChangeWatch, made_again
-from penstock.examine.python_values import Place, Values, functions_of, has_extra_state, held
+from penstock.examine.python_values import Place, Values, has_extra_state, held
 from penstock.examine.queries import Queries, global_chance, line_of, position, text_of, watching
 from penstock.examine.reads import (
     is_given,

@@ -122,13 +122,6 @@ def has_extra_state(module: nn.Module) -> bool:
     return type(module).get_extra_state is not nn.Module.get_extra_state
 
 
-def functions_of(codes: Collection[CodeType]) -> list[FunctionType]:
-    """Return the functions that are alive and whose code is among `codes`."""
-    gc.unfreeze()  # what is frozen refers to nothing, for the collector
-    found = gc.get_referrers(*codes) if codes else []
-    return [f for f in found if isinstance(f, FunctionType) and f.__code__ in codes]
-
-
 def held(
     model: nn.Module,
     functions: Iterable[FunctionType],

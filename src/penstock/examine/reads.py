@@ -6,7 +6,7 @@ is printed, one that flows only into another which nobody reads.
 
 import ast
 import linecache
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from functools import cache
 from types import CodeType, FunctionType
 
@@ -278,38 +278,50 @@ def _words(code: CodeType) -> frozenset[str]:
 
 
 @cache
-def _tree(file: str) -> ast.Module | None:
+def tree_of(file: str) -> ast.Module | None:
+    """Return the syntax of a file; None without its source."""
     text = "".join(linecache.getlines(file))
     if not text:
         return None
     try:
-        tree = ast.parse(text)
+        return ast.parse(text)
     except SyntaxError:
         return None
-    for node in ast.walk(tree):
-        for child in ast.iter_child_nodes(node):
-            child.__dict__["above"] = node
-    return tree
 
 
 @cache
 def _nodes(code: CodeType) -> tuple[ast.expr, ...]:
     """Return the expressions of the function that a code object is; none without its source."""
     inside: list[ast.expr] = []
-    for function in functions_in(code.co_filename).get(code.co_firstlineno, ()):
-        inside += [one for one in ast.walk(function) if isinstance(one, ast.expr)]
+    for function in _functions_at(code.co_filename, code.co_firstlineno):
+        inside += [one for one in _below(function) if isinstance(one, ast.expr)]
     return tuple(sorted(inside, key=lambda one: (one.lineno, one.col_offset)))
 
 
-@cache
-def functions_in(file: str) -> Mapping[int, Sequence[ast.AST]]:
-    """Return the functions of a file by the line that each begins at; none without its source."""
-    found: dict[int, list[ast.AST]] = {}
-    tree = _tree(file)
-    for node in ast.walk(tree) if tree is not None else ():
-        if isinstance(node, _Function):
-            found.setdefault(_begins(node), []).append(node)
-    return found
+def _functions_at(file: str, line: int) -> Iterator[ast.AST]:
+    """Yield the functions of a file that begin at a line; what holds that is all that is met."""
+    tree = tree_of(file)
+    todo: list[ast.AST] = [] if tree is None else [tree]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, _Function) and _begins(node) == line:
+            yield node
+        for child in ast.iter_child_nodes(node):
+            child.__dict__["above"] = node
+            first = _begins(child) if isinstance(child, _Function) else getattr(child, "lineno", 0)
+            if first <= line <= getattr(child, "end_lineno", line):
+                todo.append(child)
+
+
+def _below(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield a node and all that are in it; each learns what it is in."""
+    todo = [node]
+    while todo:
+        node = todo.pop()
+        yield node
+        for child in ast.iter_child_nodes(node):
+            child.__dict__["above"] = node
+            todo.append(child)
 
 
 def _begins(function: _Function) -> int:

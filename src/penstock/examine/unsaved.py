@@ -12,7 +12,6 @@ Left out:  the model, its optimizer, what `Job.state` names; what is only counte
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
 # pyright: reportUnknownMemberType=false
 
-import gc
 import re
 import sys
 import warnings
@@ -24,8 +23,9 @@ from typing import Any, final
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from penstock.examine.alive import classes_with, codes_that, functions_of, instances_of
 from penstock.examine.model_changes import SMALL, sampled
-from penstock.examine.python_values import Place, Walk, functions_of
+from penstock.examine.python_values import Place, Walk
 from penstock.examine.queries import text_of
 from penstock.examine.reads import read_at, used_at
 from penstock.examine.tokens import Moving
@@ -129,16 +129,11 @@ def key_of(code: CodeType) -> Key:
 
 def _instances(functions: Collection[FunctionType]) -> list[object]:
     """Return the objects that are alive and whose class has a method among functions."""
+    methods = [f for f in functions if _is_method(f)]
     kinds = [*filter(None, map(_class_named, functions))]
-    unnamed = [one for one in functions if _is_method(one) and _class_named(one) is None]
-    kinds += _classes(unnamed) if unnamed else []
-    for kind in kinds:
-        kinds += [one for one in type.__subclasses__(kind) if one not in kinds]
+    kinds += classes_with([f for f in methods if _class_named(f) is None])
     others = nn.Module, Optimizer, type
-    wanted = tuple({kind for kind in kinds if not issubclass(kind, others)})
-    if not wanted:
-        return []
-    found = [one for one in gc.get_referrers(*wanted) if issubclass(type(one), wanted)]
+    found = instances_of([kind for kind in kinds if not issubclass(kind, others)])
     found = [one for one in found if not issubclass(type(one), others)]
     return sorted(found, key=lambda one: type(one).__qualname__)
 
@@ -150,23 +145,13 @@ def _is_method(function: FunctionType) -> bool:
 
 
 def _class_named(function: FunctionType) -> type | None:
-    """Return the class of a method by its names; None where these lead to none that has it.
-
-    To ask the collector who refers to it goes through all that is alive, several times.
-    """
+    """Return the class of a method by its names; None where these lead to none that has it."""
     found: Any = sys.modules.get(function.__module__)
     for name in function.__qualname__.split(".")[:-1]:
         found = vars(found).get(name) if hasattr(found, "__dict__") else None
     if not isinstance(found, type) or found is type:
         return None
     return found if vars(found).get(function.__name__) is function else None
-
-
-def _classes(functions: Collection[FunctionType]) -> list[type]:
-    """Return the classes that have some functions, of whatever name."""
-    members = [one for one in gc.get_referrers(*functions) if type(one) is dict]
-    found = gc.get_referrers(*members) if members else []
-    return [one for one in found if issubclass(type(one), type)]
 
 
 @final
@@ -192,10 +177,8 @@ def told_later(found: Sequence[Unsaved], keys: Iterable[Key]) -> dict[str, str]:
 
     keys:     of the functions that ran when it was found.
     """
-    gc.unfreeze()  # what is frozen is not among all objects
     places, known = {one.where for one in found}, set(keys)
-    functions = (one for one in gc.get_objects() if type(one) is FunctionType)
-    codes = {one.__code__ for one in functions if key_of(one.__code__) in known}
+    codes = codes_that(lambda code: key_of(code) in known)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of iterators, whose places are asked for
         tokens = look(codes, (), values_of)
