@@ -21,7 +21,7 @@ from penstock.examine.queries import is_ours
 
 
 @final
-class _Apart:
+class _SetApart:
     """What was set apart, and may be a job's.
 
     mark:       stands behind it: where the collector passes over this too, so it may over a job.
@@ -57,7 +57,7 @@ class _Apart:
         self.__init__()
 
 
-_APART = _Apart()  # of this process, which has one collector
+_APART = _SetApart()  # of this process, which has one collector
 
 
 def set_apart() -> None:
