@@ -33,8 +33,6 @@ from penstock.batches.how import Last
 from penstock.batches.reads import in_turn
 from penstock.errors import JobError
 
-pytestmark = pytest.mark.timeout(100)
-
 
 class Drawing(Dataset):
     """Sample i is (i, what each generator draws)."""

@@ -6,7 +6,6 @@ from bench import post_validation
 
 
 @pytest.mark.long
-@pytest.mark.timeout(120)
 def test_rows_are_of_every_way_of_clipping(monkeypatch):
     monkeypatch.setattr(post_validation, "COMPUTE_S", 0.0)
     rows = list(post_validation.rows(steps=3, rounds=1))

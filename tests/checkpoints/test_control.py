@@ -56,7 +56,7 @@ def test_ranks_that_run_apart_obey_the_same_orders(kind, seed, monkeypatch):
                 do = control.after(done)
                 if do != "go":
                     did[rank].append((done, do))
-                    meet.wait(10)
+                    meet.wait(60)
                     control.saved()
                 if do == "stop":
                     return
@@ -99,9 +99,9 @@ def test_ranks_make_the_plan_again_after_the_same_window_and_count_anew(kind, mo
                     control.planned(done)
                     done, plans = 0, plans + 1
                     boards[rank].post(rank, f"{rank} has {plans}")
-                    meet.wait(10)
+                    meet.wait(60)
                     assert boards[rank].posts(ranks) == [f"{r} has {plans}" for r in range(ranks)]
-                    meet.wait(10)
+                    meet.wait(60)
                 if do == "stop":
                     did[rank].append(-total)
                     return

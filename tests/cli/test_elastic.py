@@ -23,7 +23,7 @@ from penstock.training.joining import _token_in
 from tests.cli.conftest import Call
 from tests.runtime.as_torchrun import FORK, as_torchrun
 
-STEPS = 30
+STEPS, LIMIT_S = 30, 300.0
 JOB = '''
 import os, signal
 from dataclasses import replace
@@ -137,7 +137,7 @@ def test_under_torchrun_one_that_is_killed_takes_nobody_with_it(
 
 
 @contextmanager
-def beside(call: Callable[[], int], *, limit_s: float = 60.0) -> Generator[None]:
+def beside(call: Callable[[], int], *, limit_s: float = LIMIT_S) -> Generator[None]:
     """Let a process of its own call it while something else happens; it has to return 0."""
     process = FORK.Process(target=lambda: os._exit(call()))
     process.start()
@@ -163,7 +163,7 @@ def short_of_one(
         counts(member, told, rank)
         if told.step == 10 and member.is_first:
             view = member.last_view
-            assert member.mesh.wait(lambda: bool(member._newcomers(view)), 60.0)
+            assert member.mesh.wait(lambda: bool(member._newcomers(view)), LIMIT_S)
 
     monkeypatch.setattr(RunMember, "counts", patient)
     folder = tmp_path / "run"
@@ -193,7 +193,7 @@ def test_who_has_joined_finishes_when_all_that_the_command_started_are_dead(
         counts(member, told, rank)
         view = member.last_view
         if told.step == 10 and member.is_first:
-            assert member.mesh.wait(lambda: bool(member._newcomers(view)), 60.0)
+            assert member.mesh.wait(lambda: bool(member._newcomers(view)), LIMIT_S)
         if told.step == 20 and member.mesh.own < 2:  # the last that began
             os.kill(os.getpid(), signal.SIGKILL)
 

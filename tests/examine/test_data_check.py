@@ -24,7 +24,6 @@ from penstock.examine.data_check import DataFound, check_data, check_here
 from penstock.graph.trace import capture
 from penstock.processes.child import in_a_fork
 
-pytestmark = pytest.mark.timeout(100)
 ROWS = torch.randn(64, 3, generator=torch.Generator().manual_seed(1))
 
 

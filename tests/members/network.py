@@ -22,7 +22,7 @@ from penstock.runtime.calls import StepResult
 
 FORK = multiprocessing.get_context("fork")
 _CLONE_NEWNET = 0x40000000
-LIMIT_S = 100.0
+LIMIT_S = 300.0
 
 
 class Cable(NamedTuple):

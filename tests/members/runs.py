@@ -190,7 +190,7 @@ def doomed_all(when: Mapping[int, tuple[int, int]], *, at_once: bool = False) ->
 
     at_once:  nobody may have to wait, before its own end, for one that stands at its.
     """
-    barrier = threading.Barrier(len(when), timeout=60.0)
+    barrier = threading.Barrier(len(when), timeout=300.0)
 
     @contextlib.contextmanager
     def killed(number: int, member: RunMember) -> Iterator[None]:
@@ -240,7 +240,7 @@ def patient(step: int, until: Callable[[RunMember], bool] = _is_asked) -> Kill:
     def killed(number: int, member: RunMember) -> Iterator[None]:
         def waits(now: int) -> None:
             if now == step:
-                assert member.mesh.wait(lambda: until(member), 60.0)
+                assert member.mesh.wait(lambda: until(member), 300.0)
 
         _doom.at, _doom.waits = None, waits
         yield

@@ -66,7 +66,6 @@ def test_a_guard_holds_and_gets_what_was_predicted(
         assert abs(held[rank] - row.kept_bytes) <= (every + 1) * beside
 
 
-@pytest.mark.timeout(60)
 def test_ranks_with_few_and_with_many_parameters_begin_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,7 @@ def newcomer(
     token: bytes,
     graph: str = "",
     caller: Caller | None = None,
+    limit_s: float = 300.0,
 ) -> int:
     pilot, made = start.pilots(), start.generations
     assert made is not None
@@ -62,16 +63,18 @@ def newcomer(
         caller = newcomer_at(next(iter(where.values())), token, graph or pilot.graph)
     own = start._replace(join=made.join, pilots=lambda: pilot)
     scribe = Scribe(lambda step: None, lambda results: None)
-    join(caller, tuple(where.values()), own, scribe, lambda words: None, 60.0)
+    join(caller, tuple(where.values()), own, scribe, lambda words: None, limit_s)
     return caller.mesh.done
 
 
 @pytest.mark.parametrize(
-    ("token", "graph", "says"), [(b"other", "", "no rank"), (b"token", "other", "traced other")]
+    ("token", "graph", "says", "limit_s"),
+    [(b"other", "", "no rank", 0.5), (b"token", "other", "traced other", 300.0)],
 )
 def test_who_does_not_belong_to_the_run_is_told_so(
-    token: bytes, graph: str, says: str, tmp_path: Path
+    token: bytes, graph: str, says: str, limit_s: float, tmp_path: Path
 ) -> None:
+    """Who has another token is told nothing, and asks for as long as it may."""
     ways = runs.ways_of("gpt", "adamw", 2)
     plans = {2: runs.plan_for(ways, 2, 1)}
     problems: list[RunError] = []
@@ -81,7 +84,7 @@ def test_who_does_not_belong_to_the_run_is_told_so(
         while not where:
             time.sleep(0.01)
         with pytest.raises(RunError) as problem:
-            newcomer(start, where[0], token, graph)
+            newcomer(start, where[0], token, graph, limit_s=limit_s)
         problems.append(problem.value)
         over.set()
 
@@ -155,7 +158,7 @@ def patient_at(**generations: int) -> runs.Kill:
             return view.generation + bool(member._newcomers(view)) >= generation
 
         def waits(now: int) -> None:
-            assert member.mesh.wait(lambda: is_there(generations.get(f"s{now}", 0)), 60.0)
+            assert member.mesh.wait(lambda: is_there(generations.get(f"s{now}", 0)), 300.0)
 
         runs._doom.at, runs._doom.points, runs._doom.waits = None, None, waits
         yield
@@ -181,7 +184,7 @@ def test_one_that_comes_after_another_reaches_it_whatever_their_numbers(
 
         threads = [threading.Thread(target=lives, args=(caller,)) for caller in (one, other)]
         threads[0].start()
-        assert one.mesh.wait(lambda: one.mesh.view is not None, 60.0)
+        assert one.mesh.wait(lambda: one.mesh.view is not None, 300.0)
         threads[1].start()
         for thread in threads:
             thread.join()
@@ -201,7 +204,7 @@ def test_a_newcomer_that_dies_as_it_is_taken_in_stops_nobody(tmp_path: Path) -> 
             time.sleep(0.01)
         caller = called(start, where[0], 10)
         caller.mesh.start()
-        assert 10 in taken_in(caller, tuple(where[0].values()), 60.0).members
+        assert 10 in taken_in(caller, tuple(where[0].values()), 300.0).members
         caller.mesh.drop()
 
     told = runs.run(ways, plans, 2, tmp_path, patient_at(s2=2), joins=joins)

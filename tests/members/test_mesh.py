@@ -10,7 +10,7 @@ import pytest
 from penstock.members.mesh import Mesh, address_towards, anybody_at, listening, where_of
 from penstock.members.words import View, Where, WireError
 
-LIMIT_S = 60.0
+LIMIT_S = 300.0
 
 
 @contextmanager

@@ -9,8 +9,6 @@ from penstock.errors import JobError, RunError
 from penstock.processes.child import SilentError, in_a_fork
 from tests.runtime.test_launch import children, has_ended
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left():

@@ -21,7 +21,6 @@ from penstock.processes.inherited import own_positions
 from penstock.runtime.launch import run_processes, run_threads
 from penstock.runtime.worker import RankResult
 
-pytestmark = pytest.mark.timeout(60)
 TEXT = "".join(f"line {k}\n" for k in range(2000))
 
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from penstock.processes.child import die_with
 
 FORK = multiprocessing.get_context("fork")
-_LIMIT_S = 100
+_LIMIT_S = 300
 
 
 def as_torchrun(

@@ -30,7 +30,6 @@ from penstock.runtime.launch import run_processes
 from penstock.runtime.run import Steps
 from tests.runtime.test_launch import children, has_ended
 
-pytestmark = pytest.mark.timeout(100)
 ROOT = Path(__file__).parents[2]
 
 

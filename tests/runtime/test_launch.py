@@ -34,7 +34,6 @@ from tests.parity.models import captured, data, job_of, plan_of
 from tests.parity.training import listed
 from tests.runtime.left import SHARED, names_in, stays_in
 
-pytestmark = pytest.mark.timeout(60)
 LAUNCHERS = [run_threads, run_processes]
 ROOT = Path(__file__).parents[2]
 

@@ -80,7 +80,7 @@ def member(tmp_path: Path):
 
 def test_members_hear_that_the_run_is_to_end(member: Mesh, tmp_path: Path) -> None:
     assert tell_members(tmp_path) == 1
-    assert member.wait(lambda: member.is_asked_to_stop, 60.0)
+    assert member.wait(lambda: member.is_asked_to_stop, 300.0)
 
 
 def test_who_does_not_know_the_token_ends_nothing(member: Mesh, tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_parameters_that_were_frozen_or_thawed_before_a_resume_are_named(
 @pytest.mark.parametrize("code", [0, 2, "enough"])
 def test_exit_in_data_is_told_with_its_line(code: object) -> None:
     with pytest.raises(JobError, match=r"test_goes_on.py:\d+: sys.exit\(") as caught:
-        in_a_fork(lambda beat: sys.exit(code), 60.0)
+        in_a_fork(lambda beat: sys.exit(code), 300.0)
     assert repr(code) in caught.value.message
     assert "return" in caught.value.hint
 

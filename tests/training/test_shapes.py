@@ -10,7 +10,6 @@ import penstock as ps
 from penstock.checkpoints import checkpoint
 from penstock.graph.trace import build_model
 
-pytestmark = pytest.mark.timeout(300)
 STEPS = 8
 
 

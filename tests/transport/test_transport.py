@@ -1,7 +1,12 @@
 """What every transport promises."""
 
+import threading
 import time
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -628,13 +633,48 @@ def test_what_was_sent_can_be_received_after_the_sender_has_left(kind, tmp_path)
 # --- what was waited ---------------------------------------------------------------------------
 
 
-def late(end):
+HERE = threading.local()
+LATE_S = 100.0
+
+
+class Clock:
+    """For who waits it is 0 until the other goes on, which that does once the clock is read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.waits, self.goes_on, self.plain = folder / "waits", folder / "goes", time.perf_counter
+
+    def __call__(self) -> float:
+        if not getattr(HERE, "waits", False):
+            return self.plain()
+        self.waits.touch()
+        return LATE_S if self.goes_on.exists() else 0.0
+
+    @contextmanager
+    def for_me(self) -> Iterator[None]:
+        HERE.waits = True
+        yield
+        HERE.waits = False
+
+    def let_go(self) -> None:
+        until(self.waits.exists)
+        self.goes_on.touch()
+
+
+@pytest.fixture
+def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Return the clock that transports read."""
+    made = Clock(tmp_path)
+    monkeypatch.setattr(time, "perf_counter", made)
+    return made
+
+
+def late(clock, end):
     """Send a message late, then one that lies there when it is asked for; return the waiting."""
     spec, tensors = (TensorSpec((2,), torch.int64),), [torch.ones(2, dtype=torch.int64)]
     if end.rank == 0:
         send = end.bind_send(0, 1, spec)
         end.barrier()
-        time.sleep(0.1)
+        clock.let_go()
         send(tensors)
         send(tensors)
         end.barrier()
@@ -642,7 +682,8 @@ def late(end):
     else:
         _, wait = end.bind_receive(0, 0, spec)
         end.barrier()
-        wait()
+        with clock.for_me():
+            wait()
         end.barrier()
         waited = [end.waited.to_receive_s]
         wait()
@@ -652,29 +693,28 @@ def late(end):
 
 
 @fast_transport
-def test_waiting_for_a_message_is_told_and_taking_one_is_none(run):
-    sender, receiver = values(run(2, late))
-    assert sender == [0.0]
-    assert receiver[0] > 0.05
-    assert receiver[1] == receiver[0]
+def test_waiting_for_a_message_is_told_and_taking_one_is_none(run, clock):
+    assert values(run(2, partial(late, clock))) == [[0.0], [LATE_S, LATE_S]]
 
 
-def test_waiting_over_gloo_is_told():
-    assert values(RUNNERS["gloo"](2, late))[1][0] > 0.05
+def test_waiting_over_gloo_is_told(clock):
+    assert values(RUNNERS["gloo"](2, partial(late, clock)))[1][0] == LATE_S
 
 
-def crowded(end):
+def crowded(clock, end):
     """Send more than there is room for to a rank that reads late; return what was waited."""
     spec, count = (TensorSpec((2,), torch.int64),), 9
     if end.rank == 0:
         send = end.bind_send(0, 1, spec)
         end.barrier()
-        for _ in range(count):
-            send([torch.ones(2, dtype=torch.int64)])
+        with clock.for_me():
+            for _ in range(count):
+                send([torch.ones(2, dtype=torch.int64)])
+        clock.waits.touch()  # or else it had no need to
     else:
         _, wait = end.bind_receive(0, 0, spec)
         end.barrier()
-        time.sleep(0.1)
+        clock.let_go()
         for _ in range(count):
             wait()
     waited = end.waited.to_send_s
@@ -685,11 +725,12 @@ def crowded(end):
 @pytest.mark.parametrize(
     ("run", "room"), [(run_shared_memory, {"slots": 4}), (run_threads, {"capacity": 4})]
 )
-def test_waiting_for_room_is_told(run, room):
-    sender, receiver = values(run(2, crowded, **room))
-    assert sender > 0.05
-    assert receiver == 0.0
-    assert values(run_threads(2, crowded)) == [0.0, 0.0]  # there is always room
+def test_waiting_for_room_is_told(run, room, clock):
+    assert values(run(2, partial(crowded, clock), **room)) == [LATE_S, 0.0]
+
+
+def test_where_there_is_room_nobody_waits_for_it(clock):
+    assert values(run_threads(2, partial(crowded, clock))) == [0.0, 0.0]
 
 
 class Summing:

@@ -259,15 +259,19 @@ def test_rank_that_never_comes_is_named():
     assert alone.error.startswith("TransportError: rank 1 has not joined within 0.2 s")
 
 
-def test_stream_that_the_peer_never_binds_is_named():
+def test_stream_that_the_peer_never_binds_is_named(tmp_path: Path):
     def body(end):
+        end.all_gather_bytes(b"", (0, 1))  # all have come
         if end.rank == 1:
-            end.bind_receive(7, 0, SPEC)
-        else:
-            end.all_gather_bytes(b"", (0,))
-            time.sleep(0.6)
+            end._roster._limit_s = 0.1
+            try:
+                end.bind_receive(7, 0, SPEC)
+            finally:
+                (tmp_path / "asked").touch()
+        while not (tmp_path / "asked").exists():
+            time.sleep(0.01)
 
-    _, lonely = run_shared_memory(2, body, limit_s=0.3)
+    _, lonely = run_shared_memory(2, body)
     assert "rank 0 has not shown edge 7 from 0 to 1 to rank 1" in lonely.error
 
 

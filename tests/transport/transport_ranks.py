@@ -24,7 +24,7 @@ from penstock.transport.shared_memory import SharedMemoryTransport
 from penstock.transport.threads import thread_transports
 from penstock.transport.torch_distributed import TorchDistributedTransport
 
-LIMIT_S = 30.0
+LIMIT_S = 100.0
 Body = Callable[[Transport], object]
 
 
