@@ -96,13 +96,14 @@ def imports_of(name: str) -> frozenset[str]:
 
 def run(node: ast.AST) -> Iterator[ast.AST]:
     """Yield the nodes of a tree that are run; what TYPE_CHECKING guards is not."""
-    yield node
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
-            for other in child.orelse:
-                yield from run(other)
-        else:
-            yield from run(child)
+    todo = [node]
+    while todo:
+        node = todo.pop()
+        yield node
+        for child in ast.iter_child_nodes(node):
+            test = child.test if isinstance(child, ast.If) else None
+            is_for_types = isinstance(test, ast.Name) and test.id == "TYPE_CHECKING"
+            todo += child.orelse if isinstance(child, ast.If) and is_for_types else [child]
 
 
 def behind(name: str) -> set[str]:
@@ -151,9 +152,12 @@ def measured() -> House:
 
 
 def _set_frozen(name: str, node: ast.AST) -> list[str]:
-    calls = (each for each in ast.walk(node) if isinstance(each, ast.Call))
+    called = (each.func for each in ast.walk(node) if isinstance(each, ast.Call))
+    named = (each for each in called if isinstance(each, ast.Attribute))
     return [
-        f"{name}:{each.lineno}" for each in calls if ast.unparse(each.func) == "object.__setattr__"
+        f"{name}:{each.lineno}"
+        for each in named
+        if each.attr == "__setattr__" and ast.unparse(each) == "object.__setattr__"
     ]
 
 
