@@ -1,17 +1,21 @@
 """Hosts lost: state that one host alone has is kept on another, where that costs a step little."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from penstock.cluster import Host
 from penstock.errors import PlanError
+from penstock.members.words import HeldTensor, View, Where
 from penstock.pilot.losses import PlanBasis, committing
+from penstock.pilot.redundancy import costly_hosts
 from penstock.plan import Guarding, Plan
 from penstock.plan.lower import lower_plan
 from penstock.plan.reshape import Counts, reshaped
 from penstock.program.alone import fewest_holders, guarded
+from penstock.training.elastic_run import ElasticRun, RunPilot
 from tests.members import runs
 from tests.members.test_kills import check
 
@@ -93,3 +97,25 @@ def test_a_plan_names_stages_that_it_has_and_drops_them_with_other_counts() -> N
     assert plan.agreement.guard is not None
     assert reshaped(plan, graph, counts).agreement.guard == plan.agreement.guard._replace(shared=())
     assert committing(plan, ways).agreement.guard == plan.agreement.guard
+
+
+def test_who_comes_back_is_placed_so_that_any_host_may_be_lost_again(tmp_path: Path) -> None:
+    """Two of one host hold all, as each guards the other; two newcomers of another hold nothing."""
+    ways = on_two_hosts(1e12)
+    grid, line = runs.plan_for(ways, 2, 2), runs.plan_for(ways, 2, 1)
+    pilot = RunPilot(
+        ElasticRun(ways, partial(runs.task_of, folder=tmp_path), {4: grid, 2: line}, 0, 9)
+    )
+    named = [HeldTensor(key, "float64", (1,)) for key in pilot._everything()]
+    named[0] = named[0]._replace(shape=(9999,))  # one stage is the larger one
+    holds, members = {0: named, 1: named}, (0, 1, 8, 9)
+    where = {m: Where("ab"[m > 1], 0, "") for m in members}
+    view = View(2, 3, runs.text_of(line), (0, 1))
+    (option, *_) = pilot._options_for(view, where, members, 3, holds)
+    program = lower_plan(grid, ways.ways[0].captured.graph)
+    homes = [where[member].host for member in option.members]
+    assert costly_hosts(program, homes, program.guard) == []
+    near = dict.fromkeys(members, Where("a", 0, ""))
+    (option, *_) = pilot._options_for(view, near, members, 3, holds)
+    homes = [where[member].host for member in option.members]
+    assert costly_hosts(program, homes, program.guard)  # what moves least would not do

@@ -180,12 +180,18 @@ def _apart(program: Program, cluster: Cluster, guard: Guarding | None) -> str:
     hosts = list(dict.fromkeys(names))
     if len(hosts) == 1:
         return "all are on one host"
-    lost = [name for name in hosts if _survives(program, names, name, guard)]
-    if len(lost) == len(hosts):
+    costly = costly_hosts(program, names, guard)
+    lost = [name for name in hosts if name not in costly]
+    if not costly:
         return "and of any host"
     rest = ", ".join(name for name in hosts if name not in lost)
     some = f"and of host {', '.join(lost)}" if lost else "but of no host"
     return f"{some}; with {rest} the run goes back to its last checkpoint"
+
+
+def costly_hosts(program: Program, names: Sequence[str], guard: Guarding | None) -> list[str]:
+    """Return the hosts with which state would be lost; `names`: of each rank's."""
+    return [host for host in dict.fromkeys(names) if not _survives(program, names, host, guard)]
 
 
 def _survives(program: Program, names: Sequence[str], lost: str, guard: Guarding | None) -> bool:

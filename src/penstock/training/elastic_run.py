@@ -22,9 +22,9 @@ from penstock.graph.parts import key_in
 from penstock.members.member import START, RunEvent, RunSeen
 from penstock.members.mesh import Mesh
 from penstock.members.moving import missing_of
-from penstock.members.placing import placed, sizes_of
+from penstock.members.placing import OnHosts, placed, sizes_of
 from penstock.members.views import Left
-from penstock.members.words import Cursor, HeldTensor, View
+from penstock.members.words import Cursor, HeldTensor, View, Where
 from penstock.pilot.by_ranks import grown, job_at, save_cursors
 from penstock.pilot.losses import (
     MOVE_BYTES_PER_S,
@@ -35,6 +35,7 @@ from penstock.pilot.losses import (
     told_of,
     try_rerouted,
 )
+from penstock.pilot.redundancy import costly_hosts
 from penstock.pilot.replan import SHARE_WORTH
 from penstock.pilot.slow_ranks import is_like, slowed
 from penstock.pilot.wishes import is_followed, is_to_leave
@@ -217,7 +218,8 @@ class RunPilot:
             told = mesh.stopped[member]
             plain = {**told.plain, **plain} if told.done == left.done else {**plain}
         members = (*left.members, *joining)
-        options = self._options_for(view, members, left.done, holds)
+        where = {m: mesh.where[m] for m in members if m in mesh.where}
+        options = self._options_for(view, where, members, left.done, holds)
         chosen = min(options, key=lambda option: option.cost_s)
         lacks = missing_of(self._everything(), holds)
         step, resume = left.done, ""
@@ -229,7 +231,6 @@ class RunPilot:
         plan = told_of(
             chosen.plan, f"from step {step} on", f"{words_of(left.gone, joining)}; {why}"
         )
-        where = {m: mesh.where[m] for m in members if m in mesh.where}
         return View(
             view.generation + 1,
             step,
@@ -266,11 +267,14 @@ class RunPilot:
     def _options_for(
         self,
         view: View,
+        where: Mapping[int, Where],
         members: tuple[int, ...],
         done: int,
         holds: Mapping[int, Sequence[HeldTensor]],
     ) -> list[WayOn]:
         """Return all ways to go on with some members, priced.
+
+        where:  they are, as far as that is known.
 
         Raises:   PlanError: there is none.
         """
@@ -280,7 +284,7 @@ class RunPilot:
         if plan is not None:
             ready = self._of(text_of(plan))
             needs = needs_of(ready.choice, ready.program, sizes)
-            order, moved = placed(members, needs, holds)
+            order, moved = placed(members, needs, holds, _on_hosts(ready.program, members, where))
             plan = self._shared(plan, order) or plan
             found.append(self._option("reshape", plan, order, moved, left))
         if {*members} == {*view.members}:
@@ -417,6 +421,20 @@ class RunPilot:
         if event.what != "begins":
             write_addresses(self.run.addresses, view.where)
             plan.save(folder / "plan.json")
+
+
+def _on_hosts(
+    program: Program, members: Sequence[int], where: Mapping[int, Where]
+) -> OnHosts | None:
+    """Return where members are, if on several hosts, and with how many of those state is lost."""
+    homes = {member: where[member].host for member in members if member in where}
+    if len({*homes.values()}) < 2 or len(homes) < len(members):
+        return None
+
+    def losses(names: Sequence[str]) -> int:
+        return len(costly_hosts(program, names, program.guard))
+
+    return OnHosts(homes, losses)
 
 
 def follower_in(folder: Path | None, steps: int) -> "Follower | None":
