@@ -12,6 +12,7 @@ it had to wait for one, a line of 150 MB/s lost half of its rate beside computes
 import ctypes
 import fcntl
 import os
+import random
 import select
 import shutil
 import signal
@@ -61,13 +62,14 @@ def can_throttle() -> tuple[bool, str]:
 
 
 @contextmanager
-def line(bytes_per_s: float, delay_s: float) -> Generator[tuple[Place, Place]]:
+def line(bytes_per_s: float, delay_s: float, loss: float = 0.0) -> Generator[tuple[Place, Place]]:
     """Give two places with a line of so many bytes/s in each direction, which takes `delay_s`.
 
+    loss:     the part of its packets that never comes.
     Raises:   OSError, CalledProcessError: not root, or a tool is missing.
     """
     parent = str(os.getpid())
-    command = [sys.executable, __file__, parent, str(delay_s)]
+    command = [sys.executable, __file__, parent, str(delay_s), str(loss)]
     keeper = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert keeper.stdout is not None
@@ -105,7 +107,7 @@ def _set_up(place: Place, bytes_per_s: float) -> None:
 # -- the process between --------------------------------------------------------------------------
 
 
-def _keep(parent: int, delay_s: float) -> None:
+def _keep(parent: int, delay_s: float, loss: float) -> None:
     """Make both places, tell their numbers, and carry packets until the parent is gone."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -120,7 +122,7 @@ def _keep(parent: int, delay_s: float) -> None:
         places.append(os.open("/proc/self/ns/net", os.O_RDONLY))
         ends.append(_tun())
     print(*places, flush=True)
-    for _ in _carry(ends, delay_s):
+    for _ in _carry(ends, delay_s, loss):
         pass
 
 
@@ -131,8 +133,9 @@ def _tun() -> int:
     return end
 
 
-def _carry(ends: list[int], delay_s: float) -> Iterator[None]:
-    """Pass packets from each end to the other, `delay_s` after they came."""
+def _carry(ends: list[int], delay_s: float, loss: float) -> Iterator[None]:
+    """Pass packets from each end to the other, `delay_s` after they came, but for a part of them."""
+    chance = random.Random(0)
     under_way: deque[tuple[float, int, bytes]] = deque()
     clock = time.monotonic
     while True:
@@ -140,7 +143,8 @@ def _carry(ends: list[int], delay_s: float) -> Iterator[None]:
         ready, _, _ = select.select(ends, [], [], wait_s)
         for end in ready:
             packet = os.read(end, _MOST_MTU + 64)
-            under_way.append((clock() + delay_s, ends[end == ends[0]], packet))
+            if chance.random() >= loss:
+                under_way.append((clock() + delay_s, ends[end == ends[0]], packet))
         while under_way and under_way[0][0] <= clock():
             _, other, packet = under_way.popleft()
             with suppress(OSError):  # its end is not up yet: lost, as on any line
@@ -149,4 +153,4 @@ def _carry(ends: list[int], delay_s: float) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    _keep(int(sys.argv[1]), float(sys.argv[2]))
+    _keep(int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3]))

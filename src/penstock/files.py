@@ -47,14 +47,22 @@ def _write_and_rename(path: Path, content: bytes) -> None:
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # there is no room
 NO_ROOM = "free some space there; --resume goes on from the last checkpoint"
+_REFUSED = errno.EPERM, errno.EACCES, errno.EROFS, errno.EIO, errno.ESTALE
+READ_ONLY = "let it be written there again; --resume goes on from the last checkpoint"
 
 
 def append(file: int, data: bytes, path: Path | str) -> None:
     """Write lines behind what an open file holds, all of them or none.
 
-    Raises:   RunError: no room, or no permission: it names the file and the bytes.
+    Raises:   RunError: no room, or no permission: it names the file and the bytes.  The file is not
+              at `path` any more: somebody has removed or moved it, or the folder in which it is.
     """
     before = os.fstat(file).st_size
+    if not _is_at(file, path):
+        message = f"{path} is gone, or is another file by now: what was written to it is lost"
+        raise RunError(
+            message, hint="leave the folder of a run where it is until the run has ended"
+        )
     try:
         if os.write(file, data) < len(data):  # the disk is full to the last byte
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -62,7 +70,19 @@ def append(file: int, data: bytes, path: Path | str) -> None:
         with contextlib.suppress(OSError):
             os.ftruncate(file, before)
         message = f"cannot write {len(data)} bytes to {path}: {problem.strerror}"
-        raise RunError(message, hint=NO_ROOM) from problem
+        hint = READ_ONLY if problem.errno in _REFUSED else NO_ROOM
+        raise RunError(message, hint=hint) from problem
+
+
+def _is_at(file: int, path: Path | str) -> bool:
+    """Return whether an open file is at a path; a relative one may be of another folder by now."""
+    about = os.fstat(file)
+    if not about.st_nlink or not os.path.isabs(path):
+        return about.st_nlink > 0
+    try:
+        return os.path.samestat(about, os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def add_line(path: Path | str, text: str) -> None:

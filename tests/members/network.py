@@ -44,8 +44,8 @@ class Cable(NamedTuple):
 
 
 @contextmanager
-def cable() -> Generator[Cable]:
-    with line(125e6, 0.0005) as places:
+def cable(delay_s: float = 0.0005, loss: float = 0.0) -> Generator[Cable]:
+    with line(125e6, delay_s, loss) as places:
         yield Cable(places)
 
 

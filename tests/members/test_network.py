@@ -1,9 +1,13 @@
 """Network: members of two hosts with a real line between them, which is cut, or whose end dies."""
 
+import itertools
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -46,7 +50,12 @@ def steps_in(folder: Path) -> list[int]:
     return [int(word) for word in path.read_text().split()] if path.exists() else []
 
 
-def run(folder: Path, happens: Callable[[Cable, list[Host]], None], stages: int = 1) -> list[str]:
+def run(
+    folder: Path,
+    happens: Callable[[Cable, list[Host]], None],
+    stages: int = 1,
+    line_of: Callable[[], AbstractContextManager[Cable]] = cable,
+) -> list[str]:
     """Run two members on each of two hosts; after the second step something happens."""
     ways = runs.ways_of("gpt", "adamw", 4)
     shapes = {4: (stages, 4 // stages), 3: (1, 3), 2: (stages, 2 // stages), 1: (1, 1)}
@@ -59,7 +68,7 @@ def run(folder: Path, happens: Callable[[Cable, list[Host]], None], stages: int 
             until((folder / "happened").exists)
 
     start, scribe = start_of(ways, plans, folder), Scribe(report, lambda results: None)
-    with cable() as line:
+    with line_of() as line:
         hosts = [
             start_host(place, members, start, folder, scribe)
             for place, members in zip(line.places, ((0, 1), (2, 3)), strict=True)
@@ -164,3 +173,97 @@ def test_of_a_line_that_is_mended_to_ranks_that_did_not_run_only_one_side_has_go
 
     assert run(tmp_path, happens) == ["True", "True"]
     check(tmp_path)
+
+
+def paused(hosts: list[Host], which: int, is_over: Callable[[], object]) -> None:
+    """Stop all ranks of a host until something has come back."""
+    ranks = members_of(hosts[which])
+    for rank in ranks:
+        os.kill(rank, signal.SIGSTOP)
+    is_over()
+    for rank in ranks:
+        os.kill(rank, signal.SIGCONT)
+
+
+def seconds(count: float) -> None:
+    threading.Event().wait(count)
+
+
+SHORT_S = 2.0  # less than after which a line counts as silent
+
+
+def test_a_cut_of_two_seconds_is_nobodys_loss(tmp_path: Path) -> None:
+    def happens(line: Cable, hosts: list[Host]) -> None:
+        line.cut()
+        (tmp_path / "happened").touch()
+        seconds(SHORT_S)
+        line.mend()
+
+    assert run(tmp_path, happens) == ["True", "True"]
+    check(tmp_path)
+    assert gone(tmp_path) == {}
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["the first host", "the other host"])
+def test_a_pause_of_a_second_is_nobodys_loss(which: int, tmp_path: Path) -> None:
+    ended = run(tmp_path, lambda line, hosts: paused(hosts, which, partial(seconds, SHORT_S / 2)))
+    assert ended == ["True", "True"]
+    check(tmp_path)
+    assert gone(tmp_path) == {}
+
+
+def test_ranks_that_are_paused_until_the_others_have_gone_on_join_them_again(
+    tmp_path: Path, waits: dict[int, Callable[[RunMember], bool]]
+) -> None:
+    waits[2] = lambda first: len(first.mesh.asks) == 2
+
+    def happens(line: Cable, hosts: list[Host]) -> None:
+        (tmp_path / "happened").touch()
+        paused(hosts, 1, lambda: until(lambda: steps_in(tmp_path)[-1] == 2))
+
+    assert run(tmp_path, happens) == ["True", "True"]
+    check(tmp_path)
+    assert gone(tmp_path) == {"2": "silent", "3": "silent"}
+    assert [event["what"] for event in events_in(tmp_path)] == ["begins", "lost", "joined"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("pause", [20.0, 120.0])
+@pytest.mark.parametrize("what", ["cut", "pause"])
+def test_so_do_those_that_were_away_for_long(
+    what: str, pause: float, tmp_path: Path, waits: dict[int, Callable[[RunMember], bool]]
+) -> None:
+    """A line that is cut for longer than a minute is none that anyone waits for."""
+    waits[2] = lambda first: len(first.mesh.asks) == 2 or (what, pause) == ("cut", 120.0)
+
+    def happens(line: Cable, hosts: list[Host]) -> None:
+        (tmp_path / "happened").touch()
+        if what == "pause":
+            paused(hosts, 1, partial(seconds, pause))
+        else:
+            line.cut()
+            seconds(pause)
+            line.mend()
+
+    one, other = run(tmp_path, happens)
+    assert one == "True"
+    assert (other == "True") == ((what, pause) != ("cut", 120.0))
+    check(tmp_path)
+
+
+def test_a_line_that_is_slow_and_loses_packets_is_nobodys_loss(tmp_path: Path) -> None:
+    bad = partial(cable, 0.05, 0.05)
+    assert run(tmp_path, lambda line, hosts: None, line_of=bad) == ["True", "True"]
+    check(tmp_path)
+    assert gone(tmp_path) == {}
+
+
+def test_a_clock_that_jumps_is_nobodys_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A day ahead and an hour back, again and again: ranks go by what does not jump."""
+    now, jumps = time.time, itertools.cycle((0.0, 86_400.0, -3600.0))
+    monkeypatch.setattr(time, "time", lambda: now() + next(jumps))
+    assert run(tmp_path, lambda line, hosts: None) == ["True", "True"]
+    check(tmp_path)
+    assert gone(tmp_path) == {}

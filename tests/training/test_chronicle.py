@@ -1,6 +1,9 @@
 """Chronicle: each step has one row, whoever writes it, and whenever the one before was killed."""
 
+import errno
 import json
+import os
+import shutil
 from collections import deque
 from pathlib import Path
 
@@ -11,6 +14,7 @@ from hypothesis import strategies as st
 from penstock.errors import RunError
 from penstock.runtime.calls import StepResult
 from penstock.training.chronicle import METRICS, Chronicle, RunAbout
+from penstock.training.lock import locked
 from tests.cli.conftest import little_room
 from tests.parity.models import job_of
 
@@ -98,3 +102,68 @@ def test_where_the_disk_is_full_there_is_no_half_line_and_the_file_is_named(
     other.report(step(len(rows(folder))))
     other.close()
     assert [row["step"] for row in rows(folder)] == list(range(1, len(rows(folder)) + 1))
+
+
+@pytest.mark.parametrize("becomes", ["removed", "moved", "another"])
+def test_a_folder_that_vanishes_is_named_with_the_next_step(becomes: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    own = chronicle(folder)
+    own.report(step(0))
+    if becomes == "removed":
+        shutil.rmtree(folder)
+    else:
+        folder.rename(tmp_path / "moved")
+    if becomes == "another":
+        folder.mkdir()
+        (folder / METRICS).touch()
+    with pytest.raises(RunError, match=f"{folder / METRICS} is gone, or is another file by now"):
+        own.report(step(1))
+    own.close()
+
+
+def test_a_folder_is_where_it_was_though_the_jobs_code_goes_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run").mkdir()
+    own = chronicle(Path("run"))
+    own.report(step(0))
+    monkeypatch.chdir("/")
+    own.report(step(1))
+    own.close()
+    assert [row["step"] for row in rows(tmp_path / "run")] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("number", "hint"),
+    [(errno.EROFS, "written there again"), (errno.EPERM, "written there again"),
+     (errno.ENOSPC, "free some space")],
+)  # fmt: skip
+def test_a_folder_that_becomes_read_only_is_named_with_what_can_be_done(
+    number: int, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = chronicle(tmp_path)
+    own.report(step(0))
+
+    def refused(file: int, data: bytes) -> int:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", refused)
+        words = f"bytes to {tmp_path / METRICS}: {os.strerror(number)}"
+        with pytest.raises(RunError, match=words) as caught:
+            own.report(step(1))
+    own.close()
+    assert hint in caught.value.hint
+
+
+def test_a_lock_in_a_folder_that_became_read_only_hides_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    with pytest.raises(RunError, match="what went wrong"), locked(tmp_path):
+        raise RunError("what went wrong")

@@ -47,7 +47,8 @@ def locked(folder: Path) -> Generator[None]:
         os.pwrite(file, json.dumps(_own()).encode(), 0)
         yield
     finally:
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # nobody may write there any more
+            path.unlink(missing_ok=True)
         if is_new:
             with contextlib.suppress(OSError):  # it is not empty
                 folder.rmdir()
