@@ -134,7 +134,7 @@ def _tun() -> int:
 
 
 def _carry(ends: list[int], delay_s: float, loss: float) -> Iterator[None]:
-    """Pass packets from each end to the other, `delay_s` after they came, but for a part of them."""
+    """Pass packets from each end to the other, `delay_s` after they came, or lose them."""
     chance = random.Random(0)
     under_way: deque[tuple[float, int, bytes]] = deque()
     clock = time.monotonic

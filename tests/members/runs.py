@@ -123,6 +123,7 @@ def run(  # noqa: PLR0913 - what a run is made of
     every: int = 0,
     joins: Callable[[Start, list[Mapping[int, Where]]], None] | None = None,
     by_ranks: bool = False,
+    token: bytes = b"token",
 ) -> Told:
     """Run `first` ranks, by `plans` of so many ranks; return what happened.
 
@@ -148,7 +149,7 @@ def run(  # noqa: PLR0913 - what a run is made of
         found.append(where)
         return where
 
-    start = Start(view, b"token", pilot, meet=meet, generations=ThreadGenerations())
+    start = Start(view, token, pilot, meet=meet, generations=ThreadGenerations())
     threads = [threading.Thread(target=joins, args=(start, found))] if joins else []
     for thread in threads:
         thread.start()

@@ -21,6 +21,7 @@ from penstock.members.member import RunMember
 from penstock.members.words import Told
 from penstock.runtime.calls import StepResult
 from penstock.runtime.rank import Rank
+from penstock.training.chronicle import ENDED
 from tests.members import runs
 from tests.members.network import LIMIT_S, Cable, Host, cable, kill, members_of, start_host, until
 from tests.members.test_processes import events_in, start_of
@@ -67,7 +68,10 @@ def run(
         if step.step == 1:
             until((folder / "happened").exists)
 
-    start, scribe = start_of(ways, plans, folder), Scribe(report, lambda results: None)
+    def finish(results: object) -> None:
+        (folder / ENDED).write_text("{}")
+
+    start, scribe = start_of(ways, plans, folder), Scribe(report, finish)
     with line_of() as line:
         hosts = [
             start_host(place, members, start, folder, scribe)
@@ -173,6 +177,22 @@ def test_of_a_line_that_is_mended_to_ranks_that_did_not_run_only_one_side_has_go
 
     assert run(tmp_path, happens) == ["True", "True"]
     check(tmp_path)
+
+
+def test_a_side_that_was_cut_off_ends_when_the_other_has_ended(tmp_path: Path) -> None:
+    hosts: list[Host] = []
+
+    def happens(line: Cable, them: list[Host]) -> None:
+        hosts.extend(them)
+        line.cut()
+        (tmp_path / "happened").touch()
+        until(lambda: not them[0].process.is_alive())  # it went on, to the end
+        line.mend()
+
+    assert run(tmp_path, happens) == ["True", "True"]
+    check(tmp_path)
+    assert steps_in(tmp_path)[-3:] == [2, 3, 4]  # the other side has done none of them again
+    assert f"the run has ended: {tmp_path / ENDED} is there" in hosts[1].said.read_text()
 
 
 def paused(hosts: list[Host], which: int, is_over: Callable[[], object]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import penstock as ps
 from penstock.errors import RunError
 from penstock.listener import SILENT
 from penstock.members.mesh import Mesh, listening, where_of
@@ -18,6 +19,7 @@ from penstock.training import elastic_driver, ending, lock
 from penstock.training.addresses import Addresses, write_addresses
 from penstock.training.chronicle import ENDED
 from penstock.training.ending import stop_run, tell_members, why_over
+from penstock.training.session import Session
 
 TOKEN = b"token"
 ELSEWHERE = {"pid": 1, "host": "elsewhere", "started": "today"}
@@ -167,3 +169,17 @@ def test_a_signal_that_no_rank_hears_ends_the_waiting(tmp_path: Path) -> None:
     addresses(tmp_path, {})
     with pytest.raises(Stopped):
         elastic_driver.wait_for_end(tmp_path, SILENT, Asked())  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("options", [{}, {"elastic": True}, {"elastic": True, "resume": True}])
+def test_a_folder_whose_ranks_are_at_work_is_refused_before_anything_is_done(
+    options: dict, member: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leads(session: Session) -> None:
+        raise AssertionError("it examines, traces and searches")
+
+    monkeypatch.setattr(Session, "lead", leads)
+    words = f"ranks of an elastic run are at work in {tmp_path}"
+    with pytest.raises(RunError, match=words) as caught:
+        ps.train("tests.cli.mlp:job", out=tmp_path, listener=None, **options)
+    assert f"penstock stop {tmp_path}" in caught.value.hint

@@ -118,3 +118,16 @@ def test_all_of_it_on_two_ranks_resumed_once_is_the_plain_loop(tmp_path):
 def test_patience_with_what_does_not_follow_it_is_refused(options, words, tmp_path):
     with pytest.raises(PlanError, match=f"Job.patience is 2, .*{words}"):
         ps.train(job(), out=tmp_path / "run", listener=None, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"elastic": True, "eager": True}, "trains without a plan, and ranks that come and go"),
+        ({"tls": True}, "tls is of the lines between ranks of an elastic run"),
+    ],
+)
+def test_what_does_not_go_with_ranks_that_come_and_go_is_refused(options, words, tmp_path):
+    with pytest.raises(PlanError, match=words):
+        ps.train(job(), out=tmp_path / "run", listener=None, **options)
+    assert not (tmp_path / "run").exists()

@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass, field
 from typing import final
 
+from penstock.members.encrypted import EncryptedLine
 from penstock.members.proof import Handshake
 
 PROVE_S = 1.0  # for which a stranger may take to say a line
@@ -37,6 +38,7 @@ class MeshLine:
     is_ending: bool = False
     is_reset: bool = False  # what was on its way is lost
     only_asks: bool = False  # whether the others have gone on
+    encrypted: EncryptedLine | None = None  # None: the line is as it is
 
     @property
     def peer(self) -> int:
@@ -52,22 +54,44 @@ class MeshLine:
     def owe(self, data: bytes, most_bytes: int) -> None:
         """Seal a message that goes over the line; one that is too far behind gets none."""
         if len(self.owed) + len(data) <= most_bytes:
-            self.owed += self.handshake.sends.sealed(data)
+            self.say(self.handshake.sends.sealed(data))
+
+    def say(self, data: bytes) -> None:
+        """Owe bytes to the other end."""
+        self.owed += data if self.encrypted is None else self.encrypted.said(data)
+
+    def take(self, data: bytes) -> None:
+        """Take bytes that have come over the line.
+
+        Raises:   WireError: the other end does not know the token, or speaks otherwise.
+        """
+        self.heard = time.monotonic()
+        self.came += data if self.encrypted is None else self.encrypted.heard(data)
 
     def hear_stranger(self) -> None:
         """Take what has come of its proof, and owe the answer.
 
         Raises:   WireError: it does not know the token, or speaks otherwise.  OSError: it has gone.
         """
-        data = self.socket.recv(max(1, self.handshake.room - len(self.came)))
+        was_open = self._is_open
+        room = self.handshake.room - len(self.came) if was_open else self._room
+        data = self.socket.recv(max(1, room))
         if not data:
             raise ConnectionResetError("it has ended")
-        self.came += data
-        self.heard = time.monotonic()
+        self.take(data)
         answer = self.handshake.feed(self.came)
-        if answer:
-            self.owed += answer
+        if answer or self._is_open != was_open:
             self.since = self.heard
+        if answer or self.encrypted is not None:
+            self.say(answer)
+
+    @property
+    def _is_open(self) -> bool:
+        return self.encrypted is None or self.encrypted.is_open
+
+    @property
+    def _room(self) -> int:
+        return 0 if self.encrypted is None else self.encrypted.room
 
 
 @final

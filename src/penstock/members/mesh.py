@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, final
 
+from penstock.members.encrypted import EncryptedLine, is_encrypted
 from penstock.members.gate import CALL_S, Gate, MeshLine
 from penstock.members.proof import Handshake
 from penstock.members.standing import Stands
@@ -345,7 +346,9 @@ class Mesh:
         now = time.monotonic()
         line = MeshLine(end, Handshake(self.own, self._token, is_caller), now, now)
         line.only_asks = only_asks
-        line.owed += line.handshake.begin()
+        if is_encrypted(self._token):
+            line.encrypted = EncryptedLine(self._token, is_caller)
+        line.say(line.handshake.begin())
         with self._changed:
             self._gate.strangers.add(line)
             self._selector.register(end, selectors.EVENT_READ, line)
@@ -363,8 +366,10 @@ class Mesh:
             return
         except OSError:
             data, line.is_reset = b"", True
-        line.heard = time.monotonic()
-        line.came += data
+        try:
+            line.take(data)
+        except WireError:
+            data, line.is_reset = b"", True
         self._take(line, is_over=not data)
 
     def _serve_stranger(self, line: MeshLine) -> None:

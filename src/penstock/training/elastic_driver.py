@@ -1,6 +1,5 @@
 """Elastic driver: the main job's ranks as members that may be lost, and may come."""
 
-import secrets
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +12,7 @@ from penstock.choose.choose import Choice, Joining, save
 from penstock.cluster.cluster import Cluster
 from penstock.errors import RunError
 from penstock.listener import Listener
+from penstock.members.encrypted import new_token
 from penstock.members.in_process import run_inside
 from penstock.members.launch import (
     Here,
@@ -140,7 +140,8 @@ def run_of(
     about = plans, steps.start, steps.stop, session.folder, resume
     cursors = cursors_in(session.folder) if resume is not None else ()
     by_ranks = session.job.batch_by_ranks, cursors
-    return ElasticRun(ways, task, *about, secrets.token_bytes(32), terms, *by_ranks)
+    token = new_token(is_encrypted=session.tls)
+    return ElasticRun(ways, task, *about, token, terms, *by_ranks)
 
 
 def train(session: "Session", choice: Choice, first_step: int, checkpoint: Path | None) -> Trained:

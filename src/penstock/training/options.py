@@ -201,6 +201,14 @@ class Options(TypedDict, total=False):
             metavar="TOML",
         ),
     ]
+    tls: Annotated[
+        bool,
+        Spelling(
+            "machines that come and go",
+            "Lines between ranks inside TLS, by keys that the token makes; with elastic.",
+            bool,
+        ),
+    ]
 
 
 def _table() -> dict[str, Spelling]:

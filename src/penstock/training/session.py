@@ -137,7 +137,7 @@ class Session:
     weights:  the file or folder whose weights the model begins with; "": it makes its own.
     on_step:  called with the row of each step, as `metrics.jsonl` has it, and the writers' rows.
     basis:    what the plan was found by, where it may be made again during the run.
-    elastic:  whether the run goes on when ranks are lost.
+    elastic:  whether the run goes on when ranks are lost; tls: by lines that are encrypted.
     goal:     a loss at which the run ends, at `num_steps` of the job's own at the latest.
     policy:   the file of the policy that the run follows; None: none.
     noise_every: of how many steps one is watched for the noise of its gradients.
@@ -170,6 +170,7 @@ class Session:
     checked: str = ""
     basis: SearchBasis | None = None
     elastic: bool = False
+    tls: bool = False
     goal: GoalWatch | None = None
     policy: Path | None = None
     noise_every: int = NOISE_EVERY
@@ -786,7 +787,8 @@ class Session:
         told = resumption(script.job, self.folder, steps, replaces, goal, url=self.mirror)
         if self.elastic and self.text:
             ranks = self.fixed.ranks if self.job.batch_by_ranks else None  # a share is part of them
-            told += " --elastic" + ("" if ranks is None else f" --ranks {ranks}")
+            told += " --elastic" + (" --tls" if self.tls else "")
+            told += "" if ranks is None else f" --ranks {ranks}"
         told += f" --sums {self.fixed.sums}" if self.fixed.sums and self.text else ""
         return f"{told} -- {script.tail}" if script.arguments else told
 

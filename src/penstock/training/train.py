@@ -207,6 +207,7 @@ def _session(request: Request, heard: Listener) -> Session:  # long: option by o
         on_step=None if request.hearing is None else request.hearing.hear,
         units=flag_text.units_asked(None if units is None else str(units)),
         elastic=options.get("elastic", False),
+        tls=options.get("tls", False),
         policy=None if policy is None else Path(policy),
         goal=_goal(options, found.job),
         mirror=url_of(options.get("out")),
@@ -353,6 +354,9 @@ def _check_elastic(options: Options) -> None:
     Raises:   PlanError.  RunError: what is said of notices names no place for them.
     """
     if not options.get("elastic"):
+        if options.get("tls"):
+            message = "tls is of the lines between ranks of an elastic run, and this one has none"
+            raise PlanError(message, hint="give --elastic, too, or leave out --tls")
         return
     place_of_notice()
     if options.get("eager"):
