@@ -99,13 +99,15 @@ def test_a_plan_names_stages_that_it_has_and_drops_them_with_other_counts() -> N
     assert committing(plan, ways).agreement.guard == plan.agreement.guard
 
 
+def pilot_of(ways: PlanBasis, plans: dict[int, Plan], folder: Path) -> RunPilot:
+    return RunPilot(ElasticRun(ways, partial(runs.task_of, folder=folder), plans, 0, 9))
+
+
 def test_who_comes_back_is_placed_so_that_any_host_may_be_lost_again(tmp_path: Path) -> None:
     """Two of one host hold all, as each guards the other; two newcomers of another hold nothing."""
     ways = on_two_hosts(1e12)
     grid, line = runs.plan_for(ways, 2, 2), runs.plan_for(ways, 2, 1)
-    pilot = RunPilot(
-        ElasticRun(ways, partial(runs.task_of, folder=tmp_path), {4: grid, 2: line}, 0, 9)
-    )
+    pilot = pilot_of(ways, {4: grid, 2: line}, tmp_path)
     named = [HeldTensor(key, "float64", (1,)) for key in pilot._everything()]
     named[0] = named[0]._replace(shape=(9999,))  # one stage is the larger one
     holds, members = {0: named, 1: named}, (0, 1, 8, 9)
@@ -119,3 +121,22 @@ def test_who_comes_back_is_placed_so_that_any_host_may_be_lost_again(tmp_path: P
     (option, *_) = pilot._options_for(view, near, members, 3, holds)
     homes = [where[member].host for member in option.members]
     assert costly_hosts(program, homes, program.guard)  # what moves least would not do
+
+
+@pytest.mark.parametrize(("bytes_per_s", "is_priced"), [(1e12, False), (1.0, True)])
+def test_rerouting_is_priced_where_moving_takes_longer_than_that(
+    bytes_per_s: float, is_priced: bool, tmp_path: Path
+) -> None:
+    """All wait while it is; what it saves is the moving."""
+    ways = runs.ways_of("gpt", "adamw", 4)
+    grid, line = runs.plan_for(ways, 2, 2), runs.plan_for(ways, 1, 3)
+    pilot = pilot_of(ways, {4: grid, 3: line}, tmp_path)
+    pilot._rate = bytes_per_s
+    view = View(1, 0, runs.text_of(grid), (0, 1, 2, 3))
+    named = [HeldTensor(key, "float64", (9,)) for key in pilot._everything()]
+    holds = {0: named[::2], 1: named[1::2], 2: named[::2]}
+    options = pilot._options_for(view, {}, (0, 1, 2), 3, holds)
+    assert [option.what for option in options] == ["reshape", *["reroute"] * is_priced]
+    alone = pilot_of(ways, {4: grid}, tmp_path)
+    options = alone._options_for(view, {}, (0, 1, 2), 3, holds)
+    assert [option.what for option in options] == ["reroute"]  # there is no other way

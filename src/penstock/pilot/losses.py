@@ -6,7 +6,8 @@ steps that are left.
     reshape   the best plan that a search finds for the ranks that are left
     reroute   the same cuts; the lost rank's micro-batches go to the ranks of other replicas that
               hold the same stage, and nothing is moved (ReCycle, SOSP 2024, without its split
-              backward where the schedule has none)
+              backward where the schedule has none); the plan for as many ranks was searched for,
+              so what rerouting saves is the moving: it is priced where that takes longer
     go back   to the last checkpoint, where nobody has some of the state any more
 """
 
@@ -31,6 +32,7 @@ from penstock.units import format_bytes, format_seconds
 
 MOVE_BYTES_PER_S = 5e8  # until the first move was measured
 READY_S = 0.1  # of making ready for any other generation, likewise
+PRICED_S = 0.05  # for which all wait while rerouting is priced: what it saves has to be more
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ elastic.json   what a newcomer has to know (addresses.py)
 """
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,7 @@ from penstock.members.words import Cursor, HeldTensor, View, Where
 from penstock.pilot.by_ranks import grown, job_at, save_cursors
 from penstock.pilot.losses import (
     MOVE_BYTES_PER_S,
+    PRICED_S,
     READY_S,
     PlanBasis,
     WayOn,
@@ -291,7 +293,8 @@ class RunPilot:
             now = self._of(view.plan).choice.plan
             if (other := self._shared(now, view.members)) is not None:
                 found.insert(0, self._option("share", other, view.members, 0, left))
-        if {*members} < {*view.members} and not self.run.by_ranks:
+        saves_s = max((option.moved_bytes / self._rate for option in found), default=math.inf)
+        if {*members} < {*view.members} and not self.run.by_ranks and saves_s > PRICED_S:
             ranks = [rank for rank, member in enumerate(view.members) if member in members]
             old = self._of(view.plan)
             made = try_rerouted(old.choice.plan, old.program, ranks, self.run.ways)
