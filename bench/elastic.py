@@ -13,6 +13,7 @@ what          "kill": from the kill to the end of the next step, median and wors
               whole_s with all ranks; computes sleep for 25 times what they take here, as they would
               on machines of their own
 ours_s, worst_s, peer_s   seconds; ratio is ours / peer
+ours_cpu_s, peer_cpu_s, more_cpu_s   of a healthy step, the processor's seconds of a rank; medians
 peer          torchrun: --max-restarts with a checkpoint after every step and
               TORCH_DISABLE_SHARE_RDZV_TCP_STORE set (without, it never recovers in torch 2.13);
               DistributedDataParallel over gloo.  torchft 0.2.0: as it comes, and with its
@@ -44,7 +45,7 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -252,53 +253,79 @@ def overhead(name: str, basis: PlanBasis, rounds: int, what: str = "overhead") -
     """Return a row: a step of an elastic run and of a usual one, by turns."""
     stages, replicas, divided, _ = TOPOLOGIES[name]
     plan = plan_of(basis, stages, replicas, divided=divided)
-    pairs: list[tuple[float, float]] = []
+    pairs: list[tuple[Healthy, Healthy]] = []
     for _ in range(rounds):
         with tempfile.TemporaryDirectory(prefix="penstock-") as place:
-            pairs.append((_elastic_s(plan, basis, Path(place)), _usual_s(plan, basis, Path(place))))
+            pairs.append((_elastic(plan, basis, Path(place)), _usual(plan, basis, Path(place))))
     return {
         "topology": name,
         "what": what,
-        "ours_s": statistics.median(a for a, _ in pairs),
+        "ours_s": statistics.median(a.step_s for a, _ in pairs),
         "peer": "the same plan, not elastic",
-        "peer_s": statistics.median(b for _, b in pairs),
-        "ratio": statistics.median(a / b for a, b in pairs),
+        "peer_s": statistics.median(b.step_s for _, b in pairs),
+        "ratio": statistics.median(a.step_s / b.step_s for a, b in pairs),
+        "ours_cpu_s": statistics.median(a.cpu_s for a, _ in pairs),
+        "peer_cpu_s": statistics.median(b.cpu_s for _, b in pairs),
+        "more_cpu_s": statistics.median(a.cpu_s - b.cpu_s for a, b in pairs),
     }
 
 
-class _Clock:
-    """Takes steps as they are told, and the time from each to the next."""
+class Healthy(NamedTuple):
+    """A step: its median seconds, and the processor's seconds of a rank."""
 
-    def __init__(self) -> None:
+    step_s: float
+    cpu_s: float
+
+
+class _Clock:
+    """Takes steps as they are told: when each was, and what ranks had taken of the processor."""
+
+    def __init__(self, last: int) -> None:
         self.at_s: dict[int, float] = {}
+        self.cpu_s: dict[int, float] = {}
+        self._looks = SETTLED, last - 2
 
     def __call__(self, step: StepResult) -> None:
         self.at_s.setdefault(step.step, time.perf_counter())
+        if step.step in self._looks:
+            self.cpu_s[step.step] = _ranks_cpu_s()
 
-    def step_s(self) -> float:
-        """Return the median seconds of a step, without the first ones."""
+    def healthy(self) -> Healthy:
+        """Return a step, without the first ones."""
         times = [self.at_s[step] for step in sorted(self.at_s)]
-        return statistics.median(b - a for a, b in itertools.pairwise(times[SETTLED:]))
+        step_s = statistics.median(b - a for a, b in itertools.pairwise(times[SETTLED:]))
+        first, last = self._looks
+        cpu_s = (self.cpu_s[last] - self.cpu_s[first]) / (last - first)
+        return Healthy(step_s, cpu_s / RANKS)
 
 
-def _elastic_s(plan: Plan, basis: PlanBasis, folder: Path) -> float:
-    job, clock = basis.ways[0].job, _Clock()
+def _ranks_cpu_s() -> float:
+    """Return the seconds of the processor that all threads of this process's children had."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    files = (path for rank in children for path in Path(f"/proc/{rank}/task").glob("*/schedstat"))
+    return sum(int(path.read_text().split()[0]) for path in files) / 1e9
+
+
+def _elastic(plan: Plan, basis: PlanBasis, folder: Path) -> Healthy:
+    job = basis.ways[0].job
+    clock = _Clock(job.num_steps)
     task = partial(task_of, folder=folder)
     run = ElasticRun(basis, task, {RANKS: plan}, 0, job.num_steps, folder)
     view = View(1, 0, text_of(plan), tuple(range(RANKS)))
     scribe = Scribe(lambda step: None, lambda results: None)
     run_members(Start(view, b"bench", lambda: RunPilot(run)), clock, scribe)
-    return clock.step_s()
+    return clock.healthy()
 
 
-def _usual_s(plan: Plan, basis: PlanBasis, folder: Path) -> float:
-    way, clock = basis.ways[0], _Clock()
+def _usual(plan: Plan, basis: PlanBasis, folder: Path) -> Healthy:
+    way = basis.ways[0]
+    clock = _Clock(way.job.num_steps)
     graph, own = way.captured.graph, plan.changed(commits=False, guard=None)
     windows = windows_of(graph, own, range(way.job.num_steps), [])
     about = way.captured, stages_of(own, graph), way.job, windows
     usual = Task(*about, checkpoints=folder / "usual")
     run_processes(partial(work, usual), RANKS, clock, groups=usual.groups)
-    return clock.step_s()
+    return clock.healthy()
 
 
 def reroute(stages: int, micro_batches: int, rounds: int) -> Row:
