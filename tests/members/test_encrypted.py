@@ -102,6 +102,32 @@ def test_who_never_ends_the_handshake_may_send_so_many_bytes() -> None:
         deque(map(end.heard, parts))
 
 
+@settings(max_examples=60)
+@given(st.lists(st.binary(max_size=600), max_size=12), st.booleans(), st.integers(0, 300))
+def test_a_stranger_can_send_what_it_likes(sent: list[bytes], begins: bool, at: int) -> None:
+    """Whatever comes, nothing is heard of it, and no error but one leaves."""
+    end = EncryptedLine(TOKEN, is_caller=False)
+    hello = EncryptedLine(TOKEN, is_caller=True).said() if begins else b""
+    with suppress(WireError):
+        assert end.heard(hello[:at]) == b""
+        for data in sent:
+            assert end.heard(data) == b""
+            end.said()
+    assert not end.is_open
+
+
+@settings(max_examples=60)
+@given(st.binary(min_size=1, max_size=200), st.integers(0, 250), st.integers(1, 255))
+def test_a_byte_that_is_changed_is_told(said: bytes, at: int, change: int) -> None:
+    here, there = pair(TOKEN, TOKEN)
+    wire = bytearray(here.said(said))
+    wire[at % len(wire)] ^= change
+    heard = b""
+    with suppress(WireError):
+        heard = there.heard(bytes(wire) + here.said(said))
+    assert heard == b""
+
+
 # -- members --------------------------------------------------------------------------------------
 
 
