@@ -11,8 +11,9 @@ import pytest
 from penstock.errors import RunError
 from penstock.members.launch import Caller, Lived, Scribe, Start, join, taken_in
 from penstock.members.launch import newcomer as newcomer_at
-from penstock.members.member import RunMember
-from penstock.members.words import Where
+from penstock.members.member import Outside, RunMember
+from penstock.members.mesh import Mesh, listening
+from penstock.members.words import View, Where
 from tests.members import runs
 from tests.members.test_every_kill import some
 from tests.members.test_kills import check
@@ -241,3 +242,26 @@ def test_a_rank_dies_while_a_newcomer_is_taken_in(shape: str, tmp_path: Path) ->
         died = sum(isinstance(end.problem, runs.Killed) for end in told.ended.values())
         check(told, "gpt", killed=died)
         assert came == [runs.STEPS]
+
+
+def _nothing(*about: object) -> None:
+    """Let it pass."""
+
+
+@pytest.mark.parametrize(
+    ("view", "what"),
+    [
+        (View(1, 0, "", (7, 9)), "begins"),
+        (View(4, 30, "", (7, 9), before=(9,)), "joined"),
+        (View(4, 30, "", (7, 9), before=(8, 9), gone={8: "died"}), "lost"),
+        (View(4, 30, "", (7, 9), before=(7, 8, 9), gone={8: "left"}), "left"),
+        (View(4, 30, "", (7, 9), before=(7, 9)), "moved"),
+    ],
+)
+def test_what_has_happened_is_told_by_a_newcomer_too(view: View, what: str) -> None:
+    """Numbers of newcomers are by chance, so one of them may be the first that tells."""
+    mesh = Mesh(7, listening(), b"token")
+    mesh.start()
+    member = RunMember(mesh, None, Outside(_nothing, _nothing))  # type: ignore
+    assert member._event(view, 0).what == what
+    mesh.close()

@@ -376,7 +376,7 @@ class RunMember:
         steps = GenerationSteps(rank, task, vote, bound, left, attempt)
         steps.watch.saver = self._saving(task, transport, view, before)
         vote.slow = partial(self._slowness, steps)
-        note = self._noting(self._event(view, before, came))
+        note = self._noting(self._event(view, came))
         self._begins(view, steps)
         held = partial(worker.held_tensors, rank)
         try:
@@ -794,12 +794,12 @@ class RunMember:
         if told is not None and self.is_first:
             self.outside.report(StepResult(*told))
 
-    def _event(self, view: View, before: View | None, came: int) -> RunEvent:
-        joined = before is not None and not {*view.members} <= {*before.members}
+    def _event(self, view: View, came: int) -> RunEvent:
+        """Return what has happened; a newcomer may be the first of those that go on."""
+        joined = bool(view.before) and not {*view.members} <= {*view.before}
         leaves = bool(view.gone) and {*view.gone.values()} <= {"left", "notice"}
-        what = (
-            "begins" if before is None else "left" if leaves else "lost" if view.gone else "moved"
-        )
+        what = "left" if leaves else "lost" if view.gone else "moved"
+        what = what if view.before else "begins"
         what = "joined" if joined and not view.gone else what
         now = time.monotonic()
         ended, agreed = self._ended_s or now, self._agreed_s or now
