@@ -83,6 +83,18 @@ def _gives_back() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _hurries() -> Iterator[None]:
+    """Let what works beside the steps have its share of a machine that other tests keep busy."""
+    from penstock.prove import audit
+    from penstock.training import mirror
+
+    with pytest.MonkeyPatch.context() as patched:
+        for module in (audit, mirror):
+            patched.setattr(module, "_NICE", 0)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _measures_briefly() -> Iterator[None]:
     """Let few runs do: what is tested is what becomes of seconds, not how sure they are."""
     from penstock.gauge import links

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.checkpoints import checkpoint, folders, saver
+from penstock.checkpoints import beside, checkpoint, folders, saver
 from penstock.checkpoints.saver import Saver, State
 from penstock.members.launch import Scribe, Start, run_members
 from penstock.members.member import RunMember
@@ -23,8 +23,14 @@ from tests.members.test_kills import case_of, check
 from tests.members.test_processes import Signals, events_in
 from tests.parity.models import plain_loop
 
+WRITER = "tests.members.prompt_writer"
 EVERY = 3  # of five steps: one is due on the way
 _own = threading.local()  # the number of the member that is this thread
+
+
+@pytest.fixture(autouse=True)
+def _prompt_writers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beside, "_WRITER", WRITER)
 
 
 def numbered(number: int, member: RunMember) -> contextlib.AbstractContextManager[None]:
@@ -34,7 +40,7 @@ def numbered(number: int, member: RunMember) -> contextlib.AbstractContextManage
 
 
 def until(is_so: Callable[[], object]) -> None:
-    for _ in range(30_000):  # a writer computes only when nobody else does
+    for _ in range(30_000):
         if is_so():
             return
         threading.Event().wait(0.01)
@@ -50,7 +56,7 @@ def writers_in(folder: Path) -> list[int]:
     found, place = [], str(folder / "checkpoints")
     for own in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if b"penstock.checkpoints.writer" in (own / "cmdline").read_bytes():
+            if WRITER.encode() in (own / "cmdline").read_bytes():
                 files = [os.readlink(file) for file in (own / "fd").iterdir()]
                 found += [int(own.name)] if place in files else []
     return found

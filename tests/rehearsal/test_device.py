@@ -22,7 +22,7 @@ def seen() -> dict[str, Any]:
         env={**os.environ, **own, **PATHS},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=360,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

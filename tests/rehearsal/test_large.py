@@ -22,7 +22,7 @@ def test_weights_that_wait_give_what_those_give_that_are_there() -> None:
         env={**os.environ, **own, **PATHS},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=360,
     )
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)
