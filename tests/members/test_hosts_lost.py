@@ -117,7 +117,14 @@ def test_who_comes_back_is_placed_so_that_any_host_may_be_lost_again(tmp_path: P
     program = lower_plan(grid, ways.ways[0].captured.graph)
     homes = [where[member].host for member in option.members]
     assert costly_hosts(program, homes, program.guard) == []
+    assert pilot._at_risk(option, where) == ""
+    pair = option._replace(plan=line, members=(0, 8))
+    assert pilot._at_risk(pair, where) == ""  # each guards the other
+    bare = option._replace(plan=line.changed(guard=None), members=(0, 8))
+    told = pilot._at_risk(bare, where)
+    assert told == "; with a, b the run would go back to its last checkpoint"
     near = dict.fromkeys(members, Where("a", 0, ""))
+    assert pilot._at_risk(bare, near) == ""
     (option, *_) = pilot._options_for(view, near, members, 3, holds)
     homes = [where[member].host for member in option.members]
     assert costly_hosts(program, homes, program.guard)  # what moves least would not do

@@ -229,6 +229,7 @@ class RunPilot:
         if lacks:
             step, resume = self._back()
             why = f"nobody has {lacks[0]} any more ({len(lacks)} tensors): {why}"
+        why += self._at_risk(chosen, where)
         self._options = (chosen, *(o for o in options if o is not chosen))
         plan = told_of(
             chosen.plan, f"from step {step} on", f"{words_of(left.gone, joining)}; {why}"
@@ -306,6 +307,16 @@ class RunPilot:
             message = f"{len(members)} ranks are left, and there are plans for {counts}"
             raise PlanError(message, hint="--resume continues from the last checkpoint")
         return found
+
+    def _at_risk(self, chosen: WayOn, where: Mapping[int, Where]) -> str:
+        """Return with which hosts state would be lost from now on, in words; "": with none."""
+        program = self._of(text_of(chosen.plan)).program
+        on = _on_hosts(program, chosen.members, where)
+        if on is None:
+            return ""
+        names = [on.homes[member] for member in chosen.members]
+        costly = ", ".join(costly_hosts(program, names, program.guard))
+        return f"; with {costly} the run would go back to its last checkpoint" if costly else ""
 
     def _option(
         self, what: str, plan: Plan, members: tuple[int, ...], moved: int, left: int
