@@ -94,7 +94,21 @@ class Device:
         on the accelerator of this process; gaps between blocks are a guess of 3 %.
         """
         total = self.total_bytes
-        return max(0, total - _taken_bytes(here()) - int(_GAPS * total))
+        usable = max(0, total - _taken_bytes(here()) - int(_GAPS * total))
+        return min([usable, *_limits])
+
+    def beside_bytes(self, held_bytes: int) -> int:
+        """Return how much of an accelerator another process may hold beside one that holds so much.
+
+        It takes as much again for its context and its libraries.
+        """
+        return max(0, self.usable_bytes - held_bytes - _taken_bytes(here()))
+
+    def limit(self, size_bytes: int) -> None:
+        """Let tensors of this process hold no more of it: then they are out of memory."""
+        _limits[:] = [size_bytes]
+        part = min(1.0, size_bytes / self.total_bytes)
+        self._of_kind.set_per_process_memory_fraction(part, self.index)
 
     @property
     def free_bytes(self) -> int:
@@ -270,6 +284,7 @@ class Device:
         return _fork_rng([]) if self.is_cpu else _fork_rng([self.index], device_type=self.kind)
 
 
+_limits: list[int] = []  # of what this process's tensors may hold of its accelerator, if any
 _HOST = Device(CPU)  # asked for at every op that draws
 
 

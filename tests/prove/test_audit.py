@@ -34,7 +34,7 @@ from penstock.job import Job
 from penstock.listener import SILENT
 from penstock.plan import Plan
 from penstock.plan.lower import lower_plan, stages_of
-from penstock.prove import audit, audit_pace
+from penstock.prove import audit_pace
 from penstock.prove.audit import (
     HIDDEN,
     Asks,
@@ -446,9 +446,6 @@ def test_why_a_run_is_not_audited_is_said(tmp_path, monkeypatch):
     )
     assert why_not(case, AuditTerms(), tmp_path, BASIS) == ""
     assert why_not(case, AuditTerms(0.0), tmp_path, BASIS) == "--audit 0"
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(audit, "can_fork", lambda: False)
-        assert "it uses an accelerator" in why_not(case, AuditTerms(), tmp_path, BASIS)
     assert why_not(late, AuditTerms(), tmp_path, BASIS) == ""
     assert why_not(case, AuditTerms(), tmp_path, BASIS._replace(steps=9)) == SHORT
     assert why_not(case, AuditTerms(), tmp_path, BASIS._replace(steps=9, step_s=0.0)) == ""
@@ -618,3 +615,17 @@ def test_a_difference_is_said_and_no_more_where_that_is_wanted(tmp_path, monkeyp
     assert trained.plan is not None
     assert trained.summary["audited_to"] < 12
     assert "differs: the update of" in str(trained.summary["audited"])
+
+
+def test_what_a_process_asks_that_sees_no_board_is_handed_on(tmp_path):
+    board, desk = LocalBoard(), AuditDesk()
+    files = tuple(os.dup(file) for file in desk.files)
+    desk.hand_on(board)
+    with closing(AuditDesk(files)) as other, closing(board):
+        other.ask_to_audit(3)
+        other.ask_to_stop(-2)
+        until = time.monotonic() + 60
+        while not board.asked() and time.monotonic() < until:
+            time.sleep(0.01)
+        desk.close()
+        assert (board.audits_asked(), board.asked()) == (3, -2)

@@ -32,6 +32,11 @@ class Rehearsed:
         return [row for row in self.rows if row["kind"] == "window"]
 
     @property
+    def kept(self) -> list[dict[str, Any]]:
+        """Return what keeping steps for audits has cost, before and after each."""
+        return [row for row in self.rows if row["kind"] == "kept"]
+
+    @property
     def races(self) -> list[str]:
         return [race for row in self.rows for race in row["races"]]
 
@@ -46,7 +51,7 @@ class Rehearsed:
         return list({row["pid"]: row for row in self.windows}.values())
 
 
-def rehearse(
+def rehearse(  # noqa: PLR0913 - a command, and the machine on which it runs
     arguments: Sequence[str],
     folder: Path,
     *,
@@ -54,16 +59,18 @@ def rehearse(
     bytes_of_each: int = 1 << 30,
     torchrun: int = 0,
     kind: str = CUDA,
+    wrong: int = 0,
 ) -> Rehearsed:
     """Run `penstock ARGUMENTS` on so many rehearsal GPUs; nothing of other runs is found again.
 
     torchrun:  how many ranks torchrun starts; 0: none does.
+    wrong:     the window of a run before which a weight goes wrong; 0: none does.
     kind:      what torch calls such a device; Penstock knows it, unless it is "idle".
     """
     seen = folder / "seen"
     seen.mkdir(parents=True, exist_ok=True)
     own = {"REHEARSAL_GPUS": str(gpus), "REHEARSAL_BYTES": str(bytes_of_each)}
-    own["REHEARSAL_KIND"] = kind
+    own |= {"REHEARSAL_KIND": kind, "REHEARSAL_WRONG": str(wrong)}
     own |= {"REHEARSAL_SEEN": str(seen), "REHEARSAL_CACHE": str(cache_folder())}
     built(kind)
     own["XDG_CACHE_HOME"] = str(folder / "cache")

@@ -1,5 +1,6 @@
 """`penstock train` on rehearsal GPUs, with its proof; a few commands of some seconds each."""
 
+import json
 from pathlib import Path
 
 from tests.rehearsal.command import rehearse
@@ -20,6 +21,10 @@ def test_job_trains_on_one_gpu_as_the_plain_loop_does(tmp_path: Path) -> None:
     (last,) = seen.last_windows
     assert last["live"] <= 1.02 * last["held"] + 4096  # the module waits in the host's memory
     assert last["far"] > 0
+    told = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert told["far_bytes_measured"] == [last["far"]]
+    assert 0.97 * last["far"] <= told["far_bytes_predicted"][0] <= last["far"]
+    assert sum(map(sum, told["breakdown"]["seconds"])) > 0
     assert last["pinned"] <= last["far"] + 4096  # of a micro-batch, and of what is looked at
     assert last["syncs"] <= 1  # the norm and the loss are looked at, together
     assert last["pageable"] == 0

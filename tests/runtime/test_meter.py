@@ -15,6 +15,11 @@ def bound(lane: str, ranks: tuple[int, ...] = (), kind: str = "") -> Bound:
     return cast("Bound", SimpleNamespace(lane=lane, ranks=ranks, kind=kind))
 
 
+def taken() -> Bound:
+    about = {"lane": "take", "ranks": (1,), "kind": "", "edge": 0, "micro_batch": 0}
+    return cast("Bound", SimpleNamespace(**about))
+
+
 CALLS = (
     bound("collective", (0, 1)),
     bound("compute", kind="F"),
@@ -84,3 +89,19 @@ def test_what_is_waited_for_inside_a_call_is_counted_once() -> None:
     parts = dict(one.spent(4.5, calls, [0.0, 4.0, 4.5], 1).parts)
     assert parts["waiting"] == 0.5
     assert parts["messages"] == 0.0
+
+
+def test_steps_are_divided_by_the_clock_of_a_device_where_it_has_one() -> None:
+    """The host queues a step in a moment; the device computes for 4 s and waits for 2 s and 1 s."""
+    waited = SimpleNamespace(to_receive_s=0.0, to_send_s=0.0)
+    one = Meter(cast("Transport", SimpleNamespace(rank=0, waited=waited)))
+    calls = (bound("compute", kind="F"), taken(), bound("collective", (0, 1)))
+    for _ in range(6):
+        one.window(calls, [0.0, 0.1, 0.2, 0.3], 1)
+    typical = [meter.DeviceWindow(calls, [8.0, 12.0, 14.0, 15.0], 1)] * 2
+    one.of_device(typical)
+    spent = one.spent(50.0, calls, [8.0, 12.0, 14.0, 15.0], 1)
+    parts = dict(spent.parts)
+    assert (parts["F"], parts["waiting"], parts["messages"]) == (24.0, 12.0, 0.0)
+    (met,) = spent.meetings
+    assert (met.total_s, met.sample_s) == (6.0, (1.0, 1.0))

@@ -56,11 +56,12 @@ def _piece(key: str, value: Tensor) -> Piece:
 
 def bytes_of(value: Tensor) -> memoryview:
     """Return the bytes of a tensor, copied only where they do not lie in order on the CPU."""
-    plain = _plain(value).to("cpu").contiguous().reshape(-1)
+    plain = plain_of(value).to("cpu").contiguous().reshape(-1)
     return memoryview(plain.view(torch.uint8).numpy())  # pyright: ignore[reportArgumentType]
 
 
-def _plain(value: Tensor) -> Tensor:
+def plain_of(value: Tensor) -> Tensor:
+    """Return a tensor as numbers in memory: dense, and not to be read as conjugate or negative."""
     dense = value.detach()
     dense = dense if dense.layout == torch.strided else dense.to_dense()
     return dense.resolve_conj().resolve_neg()
@@ -97,7 +98,7 @@ class Snapshot:
         place, device = 0, Device("cpu")
         for piece in pieces:
             target = self._memory[place : place + piece.size_bytes]
-            value = _plain(tensors[piece.key])
+            value = plain_of(tensors[piece.key])
             if of(value.device).is_cpu and value.is_contiguous():
                 own: Any = value.reshape(-1).view(torch.uint8).numpy()
                 np.copyto(target, own)

@@ -108,6 +108,8 @@ class GenerationSteps:
                     note()
                     self._save(member, self.last, asked)
             self.rank.settle()
+            if self.watch.keeper is not None:
+                self.watch.keeper.look(waits=True)
             done = self.vote.passed + 1 if self.vote.passed >= 0 else self.first
             over = Over(self._results()) if done == self.last or asked.stop else None
         self.is_over = True

@@ -4,7 +4,8 @@ The proof before a run is of its first steps.  What differs later - a micro-batc
 counter that comes to its end, a message that a broken rank sends - is found by audits: ranks keep
 the state before a step, the gradients, and the state after it (runtime/audited.py); this process,
 which is forked from the one that leads the run, takes the state over into the author's own objects
-and makes the step from it, on the data as the author yields it.
+and makes the step from it, on the data as the author yields it.  On an accelerator, which no fork
+can use, it is the same command begun anew (training/audit_anew.py), in memory that plans leave.
 
 Which steps: the first of a run, of a resumed one, of another plan and of another set of ranks; the
 last one; and between them as many, at random, as the share of the run's processor time pays for,
@@ -23,19 +24,21 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 from penstock.checkpoints import checkpoint
 from penstock.checkpoints.control import Board
+from penstock.device import Device
 from penstock.errors import RunError
 from penstock.files import add_line, json_object
-from penstock.processes.child import Aside, can_fork
+from penstock.processes.begun_anew import BegunAnew
+from penstock.processes.child import Aside
 from penstock.prove.audit_checkpoint import keep_audited
-from penstock.prove.audit_desk import AuditDesk
+from penstock.prove.audit_desk import AskedBoard, AuditDesk
 from penstock.prove.audit_pace import AuditBasis, Pace, used_s, used_with_s
 from penstock.prove.audit_parts import lacks_room, put_together, words_of
 from penstock.prove.audits import AUDITS, KEPT, SHORT, Audit, Audited, AuditTerms
@@ -62,7 +65,7 @@ _LOST_STEPS = 300  # likewise, as long as these take: windows of asynchronous sc
 class Auditor:
     """What audits one run: `audits` for its ranks, `finish` for what was found."""
 
-    def __init__(self, folder: Path, desk: AuditDesk, aside: Aside) -> None:
+    def __init__(self, folder: Path, desk: AuditDesk, aside: Aside | BegunAnew) -> None:
         self.folder, self.desk, self._aside = folder, desk, aside
         self.audits = Audits(folder / HIDDEN, desk.affords)
         self._before = len(_rows_in(folder))  # audits of runs before this one
@@ -103,8 +106,6 @@ def why_not(case: Case, terms: AuditTerms, folder: Path, basis: AuditBasis) -> s
         return "--audit 0"
     if not case.backward:
         return "the schedule trains nothing"
-    if not can_fork():
-        return "it uses an accelerator, on which no process forked beside it can make a step again"
     if basis.is_short(terms.share):
         return SHORT
     folder.mkdir(parents=True, exist_ok=True)
@@ -114,22 +115,38 @@ def why_not(case: Case, terms: AuditTerms, folder: Path, basis: AuditBasis) -> s
     return ""
 
 
+class Anew(NamedTuple):
+    """How a process that audits is begun anew.
+
+    asked:    what is asked of it besides (`audit_asked`), as JSON values.
+    device:   on which it computes.
+    """
+
+    asked: Mapping[str, object]
+    device: Device
+
+
 @contextmanager
 def auditing(
-    case: Case, folder: Path, board: Board, terms: AuditTerms, basis: AuditBasis
+    case: Case, folder: Path, board: Board, terms: AuditTerms, basis: AuditBasis, anew: Anew | None
 ) -> Generator[Auditor]:
     """Give what audits a run in `folder`; nothing of it is left afterwards.
 
     board:    asked for steps, and to stop where one differs.
+    anew:     how its process is begun; None: it is forked.
     """
     shutil.rmtree(folder / HIDDEN, ignore_errors=True)
-    desk = AuditDesk()
-    leader, begun_s = os.getpid(), used_s() - basis.before_s
-    pace = Pace(terms.share, basis, lambda: used_with_s(leader) - begun_s)
-    start_s = time.process_time()
-    aside = Aside(lambda: _audited(case, folder, desk, board, terms, pace))
-    fork_s = time.process_time() - start_s
-    basis = basis._replace(begin_s=max(basis.begin_s, _BEGIN * fork_s))
+    desk, start_s = AuditDesk(), time.process_time()
+    clock = AuditClock(os.getpid(), used_s() - basis.before_s)
+    if anew is None:
+        pace = Pace(terms.share, basis, clock.seen_s)
+        aside = Aside(lambda: _audited(case, folder, desk, board, terms, pace))
+        fork_s = time.process_time() - start_s
+        basis = basis._replace(begin_s=max(basis.begin_s, _BEGIN * fork_s))
+    else:
+        asked = {**anew.asked, "desk": desk.files, "clock": clock, "basis": basis}
+        aside, fork_s = BegunAnew(asked, desk.files, anew.device.index), 0.0
+        desk.hand_on(board)
     desk.may(basis.affords(terms.share))
     desk.began(aside.pid, fork_s)
     auditor = Auditor(folder, desk, aside)
@@ -137,6 +154,17 @@ def auditing(
         yield auditor
     finally:
         auditor.close()
+
+
+class AuditClock(NamedTuple):
+    """What tells the processor time of a run: of the process that leads it, since a moment."""
+
+    leader: int
+    begun_s: float
+
+    def seen_s(self) -> float:
+        """Return the processor time of the run so far as far as this host sees it."""
+        return used_with_s(self.leader) - self.begun_s
 
 
 @final
@@ -163,7 +191,7 @@ class Asks:
             self.longest_s = max(self.longest_s, time.monotonic() - self._since_s)
         self._since_s = None
 
-    def ask(self, board: Board, pace: Pace) -> None:
+    def ask(self, board: AskedBoard, pace: Pace) -> None:
         """Ask for a step, if one is due and none is waited for."""
         now_s = time.monotonic()
         lost_s = max(_LOST_S, 3 * self.longest_s, _LOST_STEPS * pace.basis.step_s)
@@ -191,6 +219,15 @@ def _audited(
         return asdict(Bench(case, folder, desk, pace).run(board, terms))
 
 
+def audit_asked(case: Case, folder: Path, terms: AuditTerms, asked: Mapping[str, Any]) -> Audited:
+    """Audit in a process that was begun anew, as it was asked to; return what was found."""
+    os.nice(_NICE)
+    desk = AuditDesk(typed(tuple[int, int, int], asked["desk"]))
+    basis = AuditBasis(*asked["basis"])
+    pace = Pace(terms.share, basis, AuditClock(*asked["clock"]).seen_s)
+    return Bench(case, folder, desk, pace).run(desk, terms)
+
+
 @final
 class Bench:
     """Makes steps again, one after the other."""
@@ -203,7 +240,7 @@ class Bench:
         self.asks = Asks()
         self.failed = self.missed = self.but = ""
 
-    def run(self, board: Board, terms: AuditTerms) -> Audited:
+    def run(self, board: AskedBoard, terms: AuditTerms) -> Audited:
         """Audit what ranks keep, and ask for more; return what was found once the run is over."""
         while not self.desk.has_begun:
             time.sleep(_LOOK_S)

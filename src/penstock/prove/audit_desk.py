@@ -1,25 +1,48 @@
 """Audit desk: what the process that audits a run and its ranks tell each other, in shared memory.
 
 Ranks that are forked after it was made see it; others see a desk of their own, that says nothing.
+A process that was begun anew opens it by the numbers of its files.
 """
 
 import mmap
 import os
 import select
+import threading
 from pathlib import Path
-from typing import final
+from typing import Protocol, final
 
-_PID, _MAY, _OVER, _FORK_NS = range(4)
+_PID, _MAY, _OVER, _FORK_NS, _ASKED, _STOP = range(6)
+
+
+class AskedBoard(Protocol):
+    """What ranks are asked for by who audits: the part of a board that it needs."""
+
+    def ask_to_audit(self, count: int) -> None:
+        """Ask for a step, for the time `count`."""
+        ...
+
+    def ask_to_stop(self, signal: int) -> None:
+        """Ask ranks to stop."""
+        ...
 
 
 @final
 class AuditDesk:
-    """A few words in memory that forked processes share."""
+    """A few words in memory that forked processes share, and such as were given its files.
 
-    def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, mmap.PAGESIZE)
+    files:    the memory; what wakes who audits; what wakes who leads the run.
+    """
+
+    def __init__(self, files: tuple[int, int, int] | None = None) -> None:
+        if files is None:
+            memory = os.memfd_create("penstock audits")
+            os.ftruncate(memory, mmap.PAGESIZE)
+            files = memory, os.eventfd(0), os.eventfd(0)
+        self.files, self._bell, self._call = files, files[1], files[2]
+        self._memory = mmap.mmap(files[0], mmap.PAGESIZE)
         self._words = memoryview(self._memory).cast("q")
-        self._bell = os.eventfd(0)
+        self._hand: threading.Thread | None = None
+        self._is_closing = False
 
     def may(self, may: bool) -> None:
         """Say whether ranks may keep a step that nobody has asked for."""
@@ -62,11 +85,43 @@ class AuditDesk:
         """Return whether no rank is at work any more."""
         return bool(self._words[_OVER])
 
+    # -- what a process asks that sees no board: who leads the run hands it on --------------------
+
+    def ask_to_audit(self, count: int) -> None:
+        """Ask ranks to keep a step, for the time `count`."""
+        self._words[_ASKED] = count
+        os.eventfd_write(self._call, 1)
+
+    def ask_to_stop(self, signal: int) -> None:
+        """Ask ranks to stop."""
+        self._words[_STOP] = signal
+        os.eventfd_write(self._call, 1)
+
+    def hand_on(self, board: AskedBoard) -> None:
+        """Hand on to the ranks of a board what is asked here, until the desk is closed."""
+        self._hand = threading.Thread(target=self._hand_on, args=(board,), daemon=True)
+        self._hand.start()
+
+    def _hand_on(self, board: AskedBoard) -> None:
+        asked = 0
+        while not self._is_closing:
+            os.eventfd_read(self._call)
+            if self._words[_ASKED] > asked:
+                asked = self._words[_ASKED]
+                board.ask_to_audit(asked)
+            if self._words[_STOP]:
+                board.ask_to_stop(self._words[_STOP])
+
     def close(self) -> None:
         """Free the memory here."""
+        if self._hand is not None:
+            self._is_closing = True
+            os.eventfd_write(self._call, 1)
+            self._hand.join()
         self._words.release()
         self._memory.close()
-        os.close(self._bell)
+        for file in self.files:
+            os.close(file)
 
 
 def _is_alive(pid: int) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
 from penstock.errors import PlanError
+from penstock.units import format_bytes
 
 AUDITS, KEPT = "audits.jsonl", "differs"  # a row for each audit; the step that differs
 ALONE = "the plain loop itself trains it"
@@ -72,6 +73,8 @@ class Audited:
     left_out: why there were none at all.
     back:     the differences before, from which the run has gone back and on otherwise.
     but:      why updates were not compared; empty: they were.
+    room_bytes:  of an accelerator that the plan left for them, and `most_bytes` that they held;
+                 0: they had none.
     """
 
     audits: tuple[Audit, ...] = ()
@@ -81,6 +84,8 @@ class Audited:
     left_out: str = ""
     back: tuple[Audit, ...] = ()
     but: str = ""
+    room_bytes: int = 0
+    most_bytes: int = 0
 
     @property
     def is_plain(self) -> bool:
@@ -121,7 +126,14 @@ class Audited:
         else:
             words += f"; step {problem.step + 1} differs: {problem.problem}"
         but = f"updates were not compared: {self.but}" if self.but else ""
-        return "; ".join(filter(None, (words, but, share, self.failed)))
+        return "; ".join(filter(None, (words, but, share, self._held, self.failed)))
+
+    @property
+    def _held(self) -> str:
+        if not self.room_bytes:
+            return ""
+        most, room = format_bytes(self.most_bytes), format_bytes(self.room_bytes)
+        return f"beside the run in {most} of the {room} that the plan left"
 
 
 def audit_rows(audited: Audited, num_steps: int) -> dict[str, object]:
@@ -130,5 +142,7 @@ def audit_rows(audited: Audited, num_steps: int) -> dict[str, object]:
     """
     to = num_steps if audited.is_plain else audited.steps_proved or None
     counted: dict[str, object] = {"count": len(audited.audits), "cpu_s": audited.cpu_s}
+    if audited.room_bytes:
+        counted |= {"room_bytes": audited.room_bytes, "most_bytes": audited.most_bytes}
     counted |= {"of_s": audited.of_s, "went_back": [one.step + 1 for one in audited.back]}
     return {"audited": str(audited), "audited_to": to, "audits": counted}

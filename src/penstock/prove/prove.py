@@ -173,15 +173,34 @@ def lacks_memory(planned: Planned) -> str:
 
 
 def _short_of(captured: Capture, copies: int) -> str:
-    weights = sum(p.numel() * p.element_size() for p in captured.model.parameters())
-    (stage,) = cut(captured.graph, (), (False,)).stages
-    needed = copies * weights + stage.forward.peak_bytes + stage.backward.peak_bytes
-    device = here()
+    needed, device = plain_bytes(captured, copies), here()
     is_here = device.is_cpu or waits(captured.model)
     free = free_bytes() if is_here else device.free_bytes
     if needed <= free:
         return ""
     return f"the plain loop needs {format_bytes(needed)} of which {format_bytes(free)} are free"
+
+
+def plain_bytes(captured: Capture, copies: int = COPIES) -> int:
+    """Return what the plain loop holds at most: copies of the weights, and a micro-batch."""
+    weights = sum(p.numel() * p.element_size() for p in captured.model.parameters())
+    (stage,) = cut(captured.graph, (), (False,)).stages
+    return copies * weights + stage.forward.peak_bytes + stage.backward.peak_bytes
+
+
+def needs_trace(job: Job, plan: Plan) -> bool:
+    """Return whether the plain loop of a plan needs the traced step."""
+    return is_asynchronous(plan) or plan.terms.rounds or job.sums in HALVES
+
+
+def untraced_case(job: Job, plan: Plan, steps: tuple[int, ...]) -> Case:
+    """Return the plain loop's task of a plan for which no trace is needed."""
+    clip_norm = job.clip_norm if plan.agreement.clip else None
+    job = replace(job, micro_batches=plan.job_micro_batches, clip_norm=clip_norm)
+    case = Case(job, steps, backward=trains(plan.schedule))
+    if plan.averages:
+        case = replace(case, apart=AveragedReplicas(plan.averages, plan.replicas))
+    return case
 
 
 def case_of(
@@ -194,22 +213,18 @@ def case_of(
     """
     plan, captured = planned.plan, planned.captured
     check_chosen(plan, planned.job, captured.graph)
-    count = plan.job_micro_batches
-    clip_norm = planned.job.clip_norm if plan.agreement.clip else None
-    job = replace(planned.job, micro_batches=count, clip_norm=clip_norm)
+    case = untraced_case(planned.job, plan, steps)
+    job = case.job
     if not is_asynchronous(plan):
-        by_parts = bool(_short_of(captured, COPIES))
-        backward, rounded = trains(plan.schedule), None
+        by_parts, rounded = bool(_short_of(captured, COPIES)), None
         if plan.terms.rounds:
             program = lower_plan(plan, captured.graph)
             rounded = SequentialParts(
                 program, stages_of(plan, captured.graph), captured, plan.terms.joined
             )
-        case = Case(job, steps, resume, backward, rounded=rounded, by_parts=by_parts)
+        case = replace(case, resume=resume, rounded=rounded, by_parts=by_parts)
         if job.sums in HALVES:
             case = replace(case, owners=_owners(plan, captured), joined=int(plan.terms.joined))
-        if plan.averages:
-            case = replace(case, apart=AveragedReplicas(plan.averages, plan.replicas))
         return replace(case, model=captured.model)
     if not begun:
         job = replace(job, optimizer=_sgd, learning_rate=None, scheduler=None)

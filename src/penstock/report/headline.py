@@ -13,6 +13,7 @@ from penstock.report.words import (
     bytes_text,
     count_text,
     error_of,
+    flop_text,
     number_text,
     percent_text,
     seconds_text,
@@ -136,9 +137,19 @@ def _cards(inputs: Inputs) -> Iterator[Markup]:
         bubbles = [share_text(bubble_fraction(t)) for _, t in reversed(inputs.clocks)]
         under = f"predicted {bubbles[1]}" if len(bubbles) == 2 else inputs.clocks[0][0]
         yield card("Time waiting", bubbles[0], under)
+    yield from _flop(inputs)
     if inputs.val_loss is not None:
         yield card("Validation loss", number_text(inputs.val_loss))
     yield from _throughput(inputs)
+
+
+def _flop(inputs: Inputs) -> Iterator[Markup]:
+    """Yield the FLOP/s of the model, and what part of its devices' they are (MFU)."""
+    peak, own = inputs.used.flop_per_s
+    if own is not None:
+        most = "" if peak is None else f"{flop_text(peak)} that cluster.toml says"
+        under = f"MFU {share_text(own / peak)} of {most}" if peak else "the devices' are not known"
+        yield card("Model FLOP/s", flop_text(own), under)
 
 
 def _throughput(inputs: Inputs) -> Iterator[Markup]:

@@ -84,6 +84,12 @@ class _Summary:
     peak_bytes_predicted: _Sizes = None
     peak_bytes_measured: _Sizes = None
     cap_bytes: _Sizes = None
+    held_bytes: tuple[dict[str, int], ...] = ()
+    far_bytes_predicted: _Sizes = None
+    far_bytes_measured: _Sizes = None
+    flop_per_s: _Time | None = None
+    flop_per_s_of_devices: _Time | None = None
+    mfu: _Time | None = None
     breakdown: Any = None
     bottleneck: Any = None
     generations: tuple[Generation, ...] = ()
@@ -109,6 +115,19 @@ class Pair(NamedTuple):
     measured: float | None
 
 
+class Used(NamedTuple):
+    """What was used of the devices.
+
+    held_bytes:  of each rank, by what they are for.
+    far_bytes:   of each rank, predicted and measured.
+    flop_per_s:  of the devices, and of the model on them.
+    """
+
+    held_bytes: tuple[dict[str, int], ...] = ()
+    far_bytes: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    flop_per_s: Pair = Pair(None, None)
+
+
 @dataclass(frozen=True, slots=True)
 class Inputs:
     """All that a page shows; a missing part is None or empty.
@@ -128,6 +147,7 @@ class Inputs:
     cap_bytes: tuple[int, ...]
     facts: tuple[tuple[str, float | str], ...]
     breakdown: Breakdown | None = None
+    used: Used = Used()  # noqa: RUF009 - a tuple
     checked: str | None = None
     audited: str | None = None
     generations: tuple[Generation, ...] = ()
@@ -170,7 +190,6 @@ def inputs_of(
     plan_s = None if plan is None or plan.predicted is None else plan.predicted.step_s
     peaks = [() if t is None or not any(peak_bytes(t)) else peak_bytes(t) for t in timelines]
     plan_bytes = () if plan is None or plan.predicted is None else plan.predicted.peak_bytes
-    own_names = [each.name for each in fields(_Summary)]
     ranks = max([*(t.num_ranks for t in timelines if t is not None), 1])
     return Inputs(
         title=title,
@@ -188,7 +207,8 @@ def inputs_of(
             _sizes(own.peak_bytes_measured) or peaks[1],
         ),
         cap_bytes=_sizes(own.cap_bytes, ranks),
-        facts=tuple(_facts("", {k: v for k, v in summary.items() if k not in own_names})),
+        used=_used(own),
+        facts=tuple(_facts("", _of_the_job(summary))),
         breakdown=_breakdown(summary.get("breakdown")),
         checked=own.checked,
         audited=own.audited,
@@ -196,6 +216,16 @@ def inputs_of(
         machines=own.machines,
         until=summary.get("until"),
     )
+
+
+def _of_the_job(summary: Mapping[str, Json]) -> dict[str, Json]:
+    own = {each.name for each in fields(_Summary)}
+    return {name: value for name, value in summary.items() if name not in own}
+
+
+def _used(own: _Summary) -> Used:
+    far = _sizes(own.far_bytes_predicted), _sizes(own.far_bytes_measured)
+    return Used(own.held_bytes, far, Pair(own.flop_per_s_of_devices, own.flop_per_s))
 
 
 def _breakdown(content: Json) -> Breakdown | None:

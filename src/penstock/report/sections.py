@@ -118,6 +118,8 @@ def memory(inputs: Inputs) -> Iterator[Markup]:
         return
     ranks = even_ranks(inputs.num_ranks)
     parts = [tag("div", *_memory_charts(inputs, ranks), class_="charts"), _peaks(inputs, ranks)]
+    parts += [_by_kind(inputs, ranks)] if inputs.used.held_bytes else []
+    parts += [_far(inputs, ranks)] if any(inputs.used.far_bytes) else []
     if inputs.num_ranks > len(ranks):
         left = f"Shown are {len(ranks)} of {inputs.num_ranks:,} ranks."
         parts.insert(0, tag("p", left, class_="note"))
@@ -174,6 +176,32 @@ def _peaks(inputs: Inputs, ranks: Sequence[int]) -> Markup:
     head = ("Rank", *map(number_head, heads))
     rows = (_peak_row(inputs, rank) for rank in ranks)
     return table("Peak bytes per rank", head, rows, long=len(ranks) > 16)
+
+
+def _by_kind(inputs: Inputs, ranks: Sequence[int]) -> Markup:
+    """Return a table of the peaks by purpose; activations are what nothing else accounts for."""
+    names = [*inputs.used.held_bytes[0]]
+    head = ("Rank", *(number_head(name.capitalize()) for name in names))
+    rows = (
+        tag(
+            "tr", tag("th", f"{rank}", scope="row"), *(figure_cell(bytes_text(own[n])) for n in own)
+        )
+        for rank, own in enumerate(inputs.used.held_bytes)
+        if rank in ranks
+    )
+    return table("Measured peak by what it is for", head, rows, long=len(ranks) > 16)
+
+
+def _far(inputs: Inputs, ranks: Sequence[int]) -> Markup:
+    """Return the bytes of far memory; on a GPU they are pinned in the host's."""
+    head = ("Rank", *map(number_head, ("Predicted", "Measured", "Error")))
+    rows: list[Markup] = []
+    for rank in ranks:
+        predicted, measured = (at_rank(sizes, rank) for sizes in inputs.used.far_bytes)
+        error = percent_text(error_of(predicted, measured))
+        cells = bytes_text(predicted), bytes_text(measured), error
+        rows.append(tag("tr", tag("th", f"{rank}", scope="row"), *map(figure_cell, cells)))
+    return table("Far memory (on a GPU: pinned in the host's)", head, rows, long=len(ranks) > 16)
 
 
 def _peak_row(inputs: Inputs, rank: int) -> Markup:

@@ -24,6 +24,15 @@ KIND_WORDS = {
 }
 
 
+FLOP_UNITS = ((1e15, "PFLOP/s"), (1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1e6, "MFLOP/s"))
+
+
+def flop_text(flop_per_s: float) -> str:
+    """Return FLOP/s with their unit."""
+    unit, name = next((row for row in FLOP_UNITS if flop_per_s >= row[0]), FLOP_UNITS[-1])
+    return f"{flop_per_s / unit:.3g} {name}"
+
+
 def kind_words(kind: str) -> str:
     """Return a kind of action with its name: "F forward"; "reduce" is its own."""
     words = KIND_WORDS.get(kind, kind)

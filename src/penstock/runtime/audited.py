@@ -9,6 +9,9 @@ are kept, of each the gradients, and the weights after them; how windows are com
 Each rank writes its part when it comes to it and waits for nobody: a part file, then a note with
 all else, named rank-N.json.  Once the notes of all ranks are there, both are checkpoints but for
 their names (`taken`).  Nothing is written through to the disk, as nothing of it outlives the run.
+
+On an accelerator nobody waits for the copies: a part is written at the end of a later window, when
+they are there, and the last one at the end of the run.
 """
 
 import itertools
@@ -28,12 +31,14 @@ from penstock import _compat
 from penstock.checkpoints.folders import folder_of
 from penstock.checkpoints.part_file import header_of
 from penstock.checkpoints.snapshot import bytes_of, described
+from penstock.device import here
 from penstock.errors import CheckpointError
 from penstock.files import read_json
 from penstock.graph.stages import Stages
 from penstock.program.program import Program
 from penstock.runtime.calls import StepResult
 from penstock.runtime.digest import digest_of
+from penstock.runtime.host_copies import HostCopies
 from penstock.runtime.rank import Rank
 from penstock.schedule.weight_rule import SYNCHRONOUS
 from penstock.state.replica_keys import key_of
@@ -83,7 +88,7 @@ class StepKeeper:
 
     part:     what this rank has of the state after so many steps, or None; all ranks ask together.
     watched:  the optimizers of this rank.
-    held:     a digest of the weights of each stage that other ranks have, too.
+    held:     the weights of each stage that other ranks have, too, by its name.
     attempt:  tells a step from the same one, which ranks began before one of them was lost.
     """
 
@@ -93,13 +98,15 @@ class StepKeeper:
         transport: Transport,
         part: Callable[[int], State | None],
         watched: Callable[[], Sequence[WatchedOptimizer]],
-        held: Callable[[], Mapping[str, str]],
+        held: Callable[[], Mapping[str, Sequence[Tensor]]],
         attempt: str = "",
     ) -> None:
+        self.copies = HostCopies(here())
         self.audits, self.transport = audits, transport
         self._part, self._watched, self._held = part, watched, held
         self._attempt = attempt
         self._given: dict[str, Tensor] = {}
+        self._blocks: list[Mapping[str, Tensor]] = []  # of what was given, in pinned memory
         self._losses: list[tuple[float, float]] = []
         self._ends: list[Callable[[], None]] = []
         self._law, self._steps = "", 1
@@ -123,11 +130,14 @@ class StepKeeper:
 
         law, steps:  how a window that begins with it is computed, and how many it has.
         """
+        self.look()
         start_s = time.process_time()
         self._law, self._steps = law, steps
         self._folder = self.audits.folder / f"{step:06d}{self._attempt}"
-        self._put(self._folder / "before", self._part(step) or _NOTHING)
-        self._given, self._losses, self._is_on = {}, [], True
+        tensors, plain = self._part(step) or _NOTHING
+        copies, folder = self.copies.of(tensors), self._folder / "before"
+        self.copies.then(lambda: self._put(folder, (copies, plain), copies))
+        self._given, self._blocks, self._losses, self._is_on = {}, [], [], True
         for one in self._watched():
             self._ends.append(_compat.call_first(one.optimizer, self._keeping(one)))
         self._cpu_s += time.process_time() - start_s
@@ -139,11 +149,19 @@ class StepKeeper:
             at = next(number)
             if at < MOST_STEPS:
                 kept = watched.given().items()
-                self._given |= {_key(at, key): gradient.clone() for key, gradient in kept}
+                self._take({_key(at, key): gradient for key, gradient in kept})
             elif at == MOST_STEPS:
-                self._given |= {key: weight.clone() for key, weight in watched.weights().items()}
+                self._take(watched.weights())
 
         return keep
+
+    def _take(self, tensors: Mapping[str, Tensor]) -> None:
+        if self.copies.device.is_queued:
+            taken = self.copies.of(tensors)
+            self._blocks.append(taken)
+            self._given |= taken
+        else:
+            self._given |= {key: value.clone() for key, value in tensors.items()}
 
     def after(self, step: int) -> None:
         """Keep what the step has made, after `step` steps; every rank calls it at the same time."""
@@ -152,19 +170,42 @@ class StepKeeper:
             end()
         self._ends, self._is_on = [], False
         state = self._part(step)
-        tensors, plain = _NOTHING if state is None else state
+        tensors, plain = state or _NOTHING
         if self._steps > MOST_STEPS:  # what is there now is of later steps
-            tensors, plain = {}, {}
+            tensors, plain = _NOTHING
+        stages = self._held()
+        held = {f"held/{s}/{n}": each for s, row in stages.items() for n, each in enumerate(row)}
+        copies = self.copies.of({**tensors, **held})
+        rows = {s: [copies[f"held/{s}/{n}"] for n in range(len(r))] for s, r in stages.items()}
+        tensors = {key: copies[key] for key in tensors}
         tensors = {**tensors, **self._given}
-        about = {f"losses/{rank}": self._losses, f"held/{rank}": dict(self._held())}
+        about = {f"losses/{rank}": self._losses}
         about |= {LAW: self._law} if self._law else {}
         about |= {STEPS: min(self._steps, MOST_STEPS)}
         self._cpu_s += time.process_time() - start_s
-        about |= {f"cpu/{rank}": [time.process_time(), self._cpu_s]}
-        self._put(self._folder / "after", (tensors, {**plain, **about}))
-        self._given = {}
+        own, blocks = {**plain, **about}, [*self._blocks, copies]
+        self.copies.then(partial(self._end, self._folder / "after", (tensors, own), rows, blocks))
+        self._given, self._blocks = {}, []
 
-    def _put(self, folder: Path, state: State) -> None:
+    def _end(
+        self,
+        folder: Path,
+        state: State,
+        held: Mapping[str, Sequence[Tensor]],
+        blocks: Sequence[Mapping[str, Tensor]],
+    ) -> None:
+        """Write what the step has made, with a digest of what other ranks have, too."""
+        start_s, rank, (tensors, plain) = time.process_time(), self.transport.rank, state
+        digests = {stage: digest_of(row) for stage, row in held.items()}
+        self._cpu_s += time.process_time() - start_s
+        about = {f"held/{rank}": digests, f"cpu/{rank}": [time.process_time(), self._cpu_s]}
+        self._put(folder, (tensors, {**plain, **about}), *blocks)
+
+    def look(self, *, waits: bool = False) -> None:
+        """Write what was kept and is there by now; waits: once all of it is."""
+        self.copies.look(waits=waits)
+
+    def _put(self, folder: Path, state: State, *blocks: Mapping[str, Tensor]) -> None:
         start_s, rank = time.process_time(), self.transport.rank
         folder.mkdir(parents=True, exist_ok=True)
         tensors, plain = state
@@ -176,6 +217,8 @@ class StepKeeper:
         note = {"ranks": self.transport.num_ranks, "plain": dict(plain)}
         (folder / f".rank-{rank}").write_text(json.dumps(note))
         os.rename(folder / f".rank-{rank}", folder / f"rank-{rank}.json")
+        for block in blocks:
+            self.copies.forget(block)
         self._cpu_s += time.process_time() - start_s
 
 
@@ -211,7 +254,7 @@ def keeper_of(
             if optimizer is not None
         ]
 
-    held = partial(held_digests, rank)
+    held = partial(held_weights, rank)
     keeper = StepKeeper(audits, rank.transport, part, watched, held, attempt)
     rank.tells_also(keeper.hear)
     return keeper
@@ -225,8 +268,8 @@ def _weights(of: StageWeights) -> dict[str, Tensor]:
     return {of.key_of("weights", node): value for node, value in of.kept().items()}
 
 
-def held_digests(rank: Rank) -> dict[str, str]:
-    """Return a digest of the weights of each stage on this rank: copies must have the same.
+def held_weights(rank: Rank) -> dict[str, list[Tensor]]:
+    """Return the weights of each stage on this rank: copies must have the same.
 
     Of a stage that its replicas divide there are no copies, nor where each has its own weights.
     """
@@ -235,7 +278,12 @@ def held_digests(rank: Rank) -> dict[str, str]:
     whole = ((stage, weights) for stage, weights in rank.weights.items() if weights.shard is None)
     held = ((stage, weights.kept().values()) for stage, weights in whole)
     own = f" of slice {rank.grid.slice_of(rank.rank)}" if rank.grid.tensor > 1 else ""
-    return {f"{stage}{own}": digest_of(list(values)) for stage, values in held}
+    return {f"{stage}{own}": list(values) for stage, values in held}
+
+
+def held_digests(rank: Rank) -> dict[str, str]:
+    """Return a digest of the weights of each stage on this rank, as `held_weights` names them."""
+    return {stage: digest_of(values) for stage, values in held_weights(rank).items()}
 
 
 # -- for who audits -------------------------------------------------------------------------------

@@ -154,6 +154,8 @@ def _run_steps(
             meter.window(rank.calls, rank.marks, 1)
         report(done)
         do = _done(task, rank, meter, report, step + 1)
+        if keeper is not None:
+            keeper.look(waits=do == "stop")
         if do == "stop":
             break
         is_audited = do == "audit" or (
@@ -185,8 +187,8 @@ def _keeper_of(rank: "EagerRank", audits: Audits) -> StepKeeper:
         grads = ((name, p.grad) for name, p in rank.parameters.items())
         return {f"gradients/{name}": grad for name, grad in grads if grad is not None}
 
-    def held() -> dict[str, str]:
-        return {"0": digest_of([value.detach() for value in rank.model.parameters()])}
+    def held() -> dict[str, list[Tensor]]:
+        return {"0": [value.detach() for value in rank.model.parameters()]}
 
     watched = [WatchedOptimizer(rank.updates.optimizer, given)] if rank.rank == 0 else []
     return StepKeeper(audits, rank.transport, part, lambda: watched, held)

@@ -286,6 +286,7 @@ def as_json(result: RankResult) -> dict[str, Any]:
         "samples": None if result.samples is None else asdict(result.samples),
         "saves": asdict(result.saves),
         "noise": asdict(result.noise),
+        "held": dict(result.held),
     }
 
 
@@ -302,6 +303,7 @@ def from_json(content: dict[str, Any]) -> RankResult:
         samples=None if content["samples"] is None else typed(Samples, content["samples"]),
         saves=typed(Saves, content["saves"]),
         noise=typed(NoiseTold, content["noise"]),
+        held=content["held"],
     )
 
 

@@ -1,7 +1,8 @@
 """Meter: adds up the time between a rank's calls, over all windows of a run.
 
 The clock is read anyway before and after each call; a window's differences are summed by what
-the calls are for in one go (numpy), which takes some 50 ns a call.
+the calls are for in one go (numpy), which takes some 50 ns a call.  Of
+a device that queues some windows have marks of its own clock, by which all are divided in the end.
 """
 
 import time
@@ -51,6 +52,22 @@ class Meter:
         self.to_receive_s += self._seen_s[0] - before[0]
         self.to_send_s += self._seen_s[1] - before[1]
         self.num_steps += num_steps
+
+    def of_device(self, windows: "Sequence[DeviceWindow]") -> None:
+        """Divide the steps by what a device did in some of its windows, not by the host's calls.
+
+        These only queue.  A wait for a message is the device's, between its marks.
+        """
+        scale = self.num_steps / sum(window.num_steps for window in windows)
+        self.seconds, self._sampled = defaultdict(float), []
+        for calls, marks, _ in windows:
+            keys, places, meetings = self._places_of(calls)
+            each_s = np.diff(marks)
+            sums = np.bincount(places, each_s, len(keys)) * scale
+            for key, seconds in zip(keys, sums.tolist(), strict=True):
+                self.seconds[key] += seconds
+            self._sampled.append({key: each_s[at] for key, at in meetings.items()})
+        self.to_receive_s, self.to_send_s = self.seconds["take", ()], 0.0
 
     def _sample(self, meetings: dict[Key, NDArray[np.float64]]) -> None:
         """Keep the sums of every n-th window, n doubled as they become many: alike on all ranks."""
@@ -144,6 +161,14 @@ class Meter:
 
     def _waited_s(self) -> tuple[float, float]:
         return self.transport.waited.to_receive_s, self.transport.waited.to_send_s
+
+
+class DeviceWindow(NamedTuple):
+    """A window of which a device's own clock is known, before each call and after the last."""
+
+    calls: Sequence[Bound]
+    marks: Marks
+    num_steps: int
 
 
 class _CallPlaces(NamedTuple):

@@ -48,6 +48,7 @@ class Outcome:
     samples:        what sampled windows told of the actions of each rank; empty where likewise.
     noise:          squares of gradients in the steps that each rank has watched.
     saves:          what each rank's checkpoints took that were written while it trained on.
+    held:           bytes of each rank between windows by what they are for, where it says so.
     """
 
     timeline: Timeline
@@ -60,6 +61,7 @@ class Outcome:
     samples: tuple[Samples, ...] = ()
     saves: tuple[Saves, ...] = ()
     noise: tuple[NoiseTold, ...] = ()
+    held: tuple[Mapping[str, int], ...] = ()
 
     def __repr__(self) -> str:
         return f"<Outcome: {self}>"
@@ -208,4 +210,5 @@ def outcome_of(results: list[RankResult], steps: Steps, weights: Mapping[str, Te
         samples=tuple(samples) if len(samples) == len(results) else (),
         saves=tuple(result.saves for result in results),
         noise=tuple(result.noise for result in results),
+        held=tuple(result.held for result in results),
     )

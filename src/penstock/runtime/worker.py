@@ -45,10 +45,11 @@ from penstock.runtime.device_clock import MARKED, DeviceClock
 from penstock.runtime.device_peak import with_peak
 from penstock.runtime.finite import check_weights, forget, leaving
 from penstock.runtime.guide import Guide
+from penstock.runtime.held_parts import held_parts
 from penstock.runtime.keys import KeyStep, bound_of, check_alike
 from penstock.runtime.lane import Begun, Queued
 from penstock.runtime.left_steps import leaving_steps
-from penstock.runtime.meter import Meter
+from penstock.runtime.meter import DeviceWindow, Meter
 from penstock.runtime.module_aside import bring_back, set_aside
 from penstock.runtime.rank import Rank
 from penstock.runtime.rank_terms import FunctionKey, RankTerms
@@ -231,11 +232,12 @@ def segments_of(program: Program) -> list[tuple[int, SegmentKind]]:
 class RankResult:
     """What one rank measured: the spans of a typical window, its seconds, the bytes held.
 
-    spent:  how its training loop divides; None where nothing tells, as on a GPU, whose work is
-            only queued by the thread that reads the clock.
-    samples:  what sampled windows told of its actions; None where likewise.
+    spent:  how its training loop divides; None where nothing tells.
+    samples:  what sampled windows told of its actions; None on a GPU, whose work is only queued by
+              the thread that reads the clock.
     noise:    squares of gradients in the steps that were watched.
     saves:    what checkpoints took that were written while it trained on.
+    held:     bytes between windows by what they are for, and in far memory.
     """
 
     rank: int
@@ -249,6 +251,7 @@ class RankResult:
     samples: Samples | None = None
     noise: NoiseTold = NoiseTold()  # noqa: RUF009 - a frozen record
     saves: Saves = Saves()  # noqa: RUF009 - a frozen record
+    held: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 def work(task: Task, transport: Transport, report: Report) -> RankResult:
@@ -308,6 +311,8 @@ def _worked(
         saving(task.checkpoints, transport, control, task.policy) as watch.saver,
     ):
         last = _run_windows(task, watch, bound)
+        if keeper is not None:
+            keeper.look(waits=True)
     for lane in (rank.lane, *rank.copy_lanes):
         lane.close()
     return watch.result(time.perf_counter()) if last is None else last
@@ -643,6 +648,7 @@ class WindowRunner:
         """Keep the next window for an audit, if it was asked for, or is to be where one is
         affordable; every rank calls it at the same time."""
         if self.keeper is not None:
+            self.keeper.look()
             waits = self._is_audited  # the window was watched for its memory
             self._is_audited = waits or asked or (affordable and self.keeper.affords())
 
@@ -740,17 +746,20 @@ class WindowRunner:
             samples=None if of(rank.device).is_queued else self.sampler.told(is_last=True),
             noise=rank.noise.told(),
             saves=self.saver.told if self.saver else Saves(),
+            held=held_parts(rank),
         )
 
     def _spent(
         self, end_s: float, calls: Sequence[Bound], marks: Sequence[float], num_steps: int
     ) -> Spent | None:
-        """Return how the time divides; None where the clock does not tell, as calls only queue.
-
-        Or where the run was stopped before a window that tells something.
+        """Return how the time divides; None where the run was stopped before a window that tells
+        something.  On a device that queues, as windows with marks of its own clock were divided.
         """
-        if of(self.rank.device).is_queued or not self.meter.num_steps:
+        if not self.meter.num_steps:
             return None
+        if self.clock is not None:
+            typical = [*self.kept][1:] or [*self.kept]  # the first one makes what others find
+            self.meter.of_device([DeviceWindow(w.calls, w.marks, w.num_steps) for w in typical])
         return self.meter.spent(end_s, calls, marks, num_steps)
 
 

@@ -36,6 +36,7 @@ from penstock.schedule.schedule import Schedule
 from penstock.search.bounds import ActionCounts, Pieces, counts_of, longest_s, pieces_of
 from penstock.search.candidate import Candidate, Objective
 from penstock.simulate.costs import Costs, Memory
+from penstock.simulate.far_rooms import far_bytes
 from penstock.simulate.guards import with_guards
 from penstock.simulate.memory import most_held
 from penstock.simulate.price import (
@@ -249,6 +250,11 @@ class Judge:
         """Return the seconds from the first start of a step to its last end, alone."""
         ready = self._ready(plan, self._steps(plan) if is_asynchronous(plan) else 1)
         return step_s(ready.timeline(spans=False))
+
+    def far_bytes(self, plan: Plan) -> tuple[int, ...]:
+        """Return the bytes of far memory that every rank comes to have."""
+        ready = self._ready(plan, self._steps(plan) if is_asynchronous(plan) else 1)
+        return far_bytes(ready.program, ready.memory)
 
     def _steps(self, plan: Plan) -> int:
         """Return the steps of a window: 8, or as many times those in which all take their turn."""

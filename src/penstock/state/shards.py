@@ -277,6 +277,11 @@ class StageShard:
             _free(flat)
         self.is_open = False
 
+    @property
+    def far_memory(self) -> FarMemory | None:
+        """Return the far memory in which its part is; None: it is near."""
+        return None if self.far is None else self.far.room.memory
+
     def held(self) -> list[Tensor]:
         """Return all tensors that are kept, those that have no memory now included."""
         return [*self.kept, *self.kept_sums, *self.sums]

@@ -329,34 +329,40 @@ class StageWeights:
         if self.undo is not None:
             self.step(*self.undo.take_back())
 
-    def size_bytes(self) -> int:
-        """Return the bytes of all that is held: weights, gradients, versions, state, buffers."""
-        held: list[Tensor] = [*self.flats, *self.flat_gradients, *self.frozen.values()]
-        held += [] if self.shard is None else self.shard.held()
-        held += [*self.buffers.values(), *(flat for flats, _ in self.stash for flat in flats)]
-        held += [
+    def held_by_kind(self) -> dict[str, list[Tensor]]:
+        """Return all tensors that are held, by what they are for; one may be in several places."""
+        kept = [*self.flats, *self.frozen.values()]
+        kept += [] if self.shard is None else self.shard.held()
+        kept += [
             read for read, flat in zip(self.reads, self.flats, strict=True) if read is not flat
         ]
-        held += [v for n, v in self.frozen_reads.items() if v is not self.frozen[n]]
-        held += [flat for flats, _ in (*self.predicted, *self.parked) for flat in flats]
+        kept += [v for n, v in self.frozen_reads.items() if v is not self.frozen[n]]
+        versions = [flat for flats, _ in self.stash for flat in flats]
+        versions += [flat for flats, _ in (*self.predicted, *self.parked) for flat in flats]
         if self.staleness is not None:
-            held += [*self.staleness.previous, *self.staleness.average]
-        if self.undo is not None:
-            held += self.undo.held()
-        if self.held_back is not None:
-            held += self.held_back.held()
-        if self.averaged is not None:
-            held += self.averaged.held()
-        if self.updates is not None:
-            state = self.updates.held()
-            held += state if self.far_state is None else self.far_state.near(state)
+            versions += [*self.staleness.previous, *self.staleness.average]
+        versions += [] if self.undo is None else self.undo.held()
+        others = [*self.buffers.values()]
+        others += [] if self.held_back is None else self.held_back.held()
+        others += [] if self.averaged is None else self.averaged.held()
+        state = [] if self.updates is None else [*self.updates.held()]
+        return {
+            "weights": kept,
+            "gradients": [*self.flat_gradients],
+            "optimizer": state if self.far_state is None else self.far_state.near(state),
+            "versions": versions,
+            "others": others,
+        }
+
+    def size_bytes(self) -> int:
+        """Return the bytes of all that is held: weights, gradients, versions, state, buffers."""
+        held = (tensor for row in self.held_by_kind().values() for tensor in row)
         return sum(tensor.untyped_storage().nbytes() for tensor in held)
 
     # -- by parameter name, independent of the plan ---------------------------------------------
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, object]]:
         """Return tensors and plain values by key: "weights/NAME", "optimizer/NAME/KEY", ..."""
-        here().synchronize()  # copies to far memory may be queued
         tensors: dict[str, Tensor] = {}
         plain: dict[str, object] = {}
         for node, value in self.kept().items():
@@ -377,6 +383,8 @@ class StageWeights:
             nodes = {self.names[node]: node for node in self.updated}
             tensors |= {self._state_key(key, nodes, whole=not v.dim()): v for key, v in own.items()}
             plain |= {self._state_key(key, nodes, whole=True): v for key, v in others.items()}
+        if any(value.dim() and value.is_cpu for value in tensors.values()):
+            here().synchronize()  # copies to far memory may be queued
         return tensors, plain
 
     def hold_back(self, way: SumsWay, shared: frozenset[int], seed: int) -> HeldBack:

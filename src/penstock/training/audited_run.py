@@ -7,7 +7,7 @@ than the state that is kept: a counter in Python, say, which nobody but an unbro
 """
 
 import json
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -17,24 +17,24 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from penstock.checkpoints import checkpoint
 from penstock.choose.unjoined import unjoined_choice
 from penstock.choose.update_memory import forgets
+from penstock.device import here
 from penstock.errors import CheckpointError, PenstockError, RunError
 from penstock.files import finite, write_text
 from penstock.plan.plan import Plan, is_asynchronous
-from penstock.prove.audit import (
-    HIDDEN,
-    auditing,
-    why_not,
-)
+from penstock.processes.child import can_fork
+from penstock.prove.audit import HIDDEN, auditing, why_not
 from penstock.prove.audit_checkpoint import back_to_audited, keep_audited
 from penstock.prove.audit_pace import AuditBasis, used_s
 from penstock.prove.audits import ALONE, KEPT, Audit, Audited, audit_rows
 from penstock.runtime.audited import MOST_STEPS, Audits
 from penstock.schedule.recipe import trains
+from penstock.training.audit_anew import begun_anew, seat_for
 
 if TYPE_CHECKING:
     from penstock.checkpoints.control import Board
     from penstock.choose.choose import Choice
     from penstock.examine.examine import Examined
+    from penstock.prove.audit import Anew
     from penstock.prove.judge import Case
     from penstock.training.chronicle import Stop
     from penstock.training.results import Trained
@@ -81,20 +81,31 @@ def _affords(session: "Session") -> bool:
 
 @contextmanager
 def audited(
-    session: "Session", case: "Case", board: "Board", basis: AuditBasis, first_step: int
+    session: "Session",
+    case: "Case",
+    board: "Board",
+    basis: AuditBasis,
+    first_step: int,
+    anew: "Callable[[], Anew | str]",
 ) -> Generator[None]:
-    """Audit what runs meanwhile, where it can be; what was found is then `session.audited`."""
+    """Audit what runs meanwhile, where it can be; what was found is then `session.audited`.
+
+    anew:     where it runs on accelerators: how the process is begun that audits, or why none is.
+    """
     basis = basis._replace(before_s=used_s() - session.begun_s, spent_s=session.audited.cpu_s)
     why = "--no-check" if not session.care.check else ""
     if _changes_much(session):
         why = "what its steps are follows the ranks that are there"
-    if why := why or why_not(case, session.audit, session.folder, basis):
+    why = why or why_not(case, session.audit, session.folder, basis)
+    begun = None if why or can_fork() else anew()
+    if why := why or (begun if isinstance(begun, str) else ""):
         session.was_audited(Audited(left_out=why))
         yield
         return
     case = replace(case, forgets=partial(forgets, case.job, session.key))
     keep_audited(session.folder / "checkpoints", first_step)
-    with auditing(case, session.folder, board, session.audit, basis) as auditor:
+    begins = None if isinstance(begun, str) else begun
+    with auditing(case, session.folder, board, session.audit, basis, begins) as auditor:
         session.audited_by(auditor)
         try:
             yield
@@ -109,7 +120,7 @@ def audited_by_plan(
     session: "Session", choice: "Choice", board: "Board", first_step: int
 ) -> Generator[None]:
     """Audit a plan's run meanwhile."""
-    from penstock.prove.prove import Planned, case_of
+    from penstock.prove.prove import Planned, case_of, plain_bytes
 
     plan = choice.plan
     step_s = plan.predicted.step_s if plan.predicted else 0.0
@@ -118,10 +129,16 @@ def audited_by_plan(
     if is_asynchronous(plan):
         copies += 2 * MOST_STEPS
     basis = AuditBasis(plan.total_ranks, step_s, steps, copies * weights)
+    basis = _begun(session, basis)
     if is_asynchronous(plan):
         basis = basis._replace(window=MOST_STEPS)
     case = case_of(Planned(session.author, choice.captured, plan), (0,), begun=True)
-    with audited(session, case, board, basis, first_step):
+    held = plan.predicted.peak_bytes if plan.predicted else ()
+
+    def anew() -> "Anew | str":
+        return _anew(session, plan, plan.total_ranks, held, plain_bytes(choice.captured))
+
+    with audited(session, case, board, basis, first_step, anew):
         yield
 
 
@@ -141,9 +158,36 @@ def eagerly_audited(
     parameters = dict(build_model(session.author).named_parameters())
     weights = sum(p.numel() * p.element_size() for p in parameters.values())
     case = Case(session.author, (0,), owners=owners_of_replicas(session.author, ranks))
-    basis = AuditBasis(ranks, 0.0, session.num_steps - first_step, _COPIES * weights)
-    with audited(session, case, board, basis, first_step):
+    steps = session.num_steps - first_step
+    basis = _begun(session, AuditBasis(ranks, 0.0, steps, _COPIES * weights))
+
+    def anew() -> "Anew | str":
+        most = here().peak_bytes  # the proof has made a step of the replica and of the plain loop
+        return _anew(session, None, ranks, [most] * ranks, most)
+
+    with audited(session, case, board, basis, first_step, anew):
         yield
+
+
+def _begun(session: "Session", basis: AuditBasis) -> AuditBasis:
+    """Return a basis with what beginning anew takes, as this process took it until now."""
+    return basis if can_fork() else basis._replace(begin_s=session.begun_s)
+
+
+def _anew(
+    session: "Session", plan: "Plan | None", ranks: int, held: Sequence[int], plain: int
+) -> "Anew | str":
+    """Return how the process is begun that audits beside accelerators, or why none is.
+
+    held, plain:  bytes that each rank, and the plain loop, are expected to hold.
+    """
+    if not session.is_command:
+        return "a script of your own is not begun anew beside its run; `penstock train` is"
+    seat = seat_for(held or [here().peak_bytes] * ranks, plain)
+    if not seat.room_bytes:
+        return f"the plan leaves no memory on {seat.device.place} for the plain loop"
+    session.listener.say(str(seat))
+    return begun_anew(session, seat, plan, ranks)
 
 
 def check(session: "Session", first_step: int, begun_with: Path | None) -> None:

@@ -22,6 +22,7 @@ from penstock.cluster.cluster import Cluster
 from penstock.device import all_here, here
 from penstock.errors import PenstockError, RunError
 from penstock.plan.plan import Plan
+from penstock.processes.begun_anew import is_asked_beside
 from penstock.processes.child import die_with
 from penstock.runtime.launch import under_torchrun
 from penstock.runtime.stop import handed_on
@@ -41,7 +42,7 @@ def ranks_to_start(
     alone:    whether what is asked for is done by one process.
     Raises:   PlanError, ClusterError: a file is damaged.
     """
-    if under_torchrun() or here().can_fork or alone:
+    if under_torchrun() or here().can_fork or alone or is_asked_beside():
         return 1
     most = len(all_here())
     count = ranks or most

@@ -38,6 +38,7 @@ from penstock.timeline.breakdown import Breakdown, breakdown_of
 from penstock.timeline.svg import picture_of
 from penstock.timeline.timeline import Timeline, num_steps
 from penstock.training.events import EVENTS
+from penstock.training.used import used_rows
 
 if TYPE_CHECKING:
     from torch import nn
@@ -129,7 +130,7 @@ def finished(  # noqa: PLR0913 - what a run was, and what it gave
         "step_s_measured": outcome.step_s,
         "peak_bytes_predicted": list(predicted.peak_bytes) if predicted else None,
         "peak_bytes_measured": list(outcome.peak_bytes),
-        "cap_bytes": _caps(folder / "cluster.toml", choice),
+        **_of_devices(folder, outcome, choice),
         "live_versions": list(outcome.live_versions),
         "breakdown": measured.to_json() if measured else None,
         "bottleneck": why.to_json() if why else None,
@@ -147,7 +148,12 @@ def finished(  # noqa: PLR0913 - what a run was, and what it gave
 
 
 def _learn(folder: Path, outcome: "Outcome", choice: Choice) -> None:
-    """Keep what a run has told of its links and of what a step takes."""
+    """Keep what a run has told of its links and of what a step takes.
+
+    On a GPU no action was timed alone, and messages pass on streams of their own: nothing is kept.
+    """
+    if not outcome.samples:
+        return
     cluster, kept = Cluster.load(folder / "cluster.toml"), cache_folder("profiles")
     learn(choice, cluster, outcome.timeline, kept)
     learn_step(choice, load_profiles(folder / "profile.json"), cluster, outcome.samples, kept)
@@ -371,6 +377,12 @@ def resumption(
     for file in dict.fromkeys(rule.file for rule in rules if rule.file):
         command += ["--with", file]
     return f"stopped with {latest(folder / 'checkpoints')}; continue with: {shlex.join(command)}"
+
+
+def _of_devices(folder: Path, outcome: "Outcome", choice: Choice | None) -> dict[str, object]:
+    """Return what a summary says of the devices: their memory, and what of them was used."""
+    caps = _caps(folder / "cluster.toml", choice)
+    return {"cap_bytes": caps, **used_rows(folder, outcome, choice)}
 
 
 def _caps(place: Path, choice: Choice | None) -> list[int] | None:

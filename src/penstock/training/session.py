@@ -191,6 +191,11 @@ class Session:
         return self.shapes[0].job if self.shapes else self.job
 
     @property
+    def is_command(self) -> bool:
+        """Return whether a command asks for it, which may be begun anew, and no script."""
+        return self.on_step is None
+
+    @property
     def listener(self) -> Listener:
         """Return the listener of the session."""
         return self.there.listener

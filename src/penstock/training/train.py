@@ -33,11 +33,13 @@ from penstock.members.notice import place_of_notice
 from penstock.pilot.goal import Goal, GoalWatch
 from penstock.pilot.wishes import POLICY
 from penstock.plan.plan import Plan
+from penstock.processes.begun_anew import is_asked_beside
 from penstock.prove.audits import parse_audit
 from penstock.rules.rule import Rule, load
 from penstock.runtime.launch import under_torchrun
 from penstock.script import as_started, script_of, with_arguments
 from penstock.search.shapes import Fixed
+from penstock.training.audit_anew import audit_beside
 from penstock.training.callbacks import Hearing, check_declared
 from penstock.training.joining import is_under_way, join_on_host
 from penstock.training.lock import locked
@@ -150,6 +152,9 @@ def train_requested(request: Request, listener: Listener | None) -> "Trained | N
         job = _as_before(job, request.folder, heard)
     request = request._replace(job=job)
     with _one_thread(), as_started(job if isinstance(job, str) else ""):
+        if is_asked_beside():
+            audit_beside(_session(request, SILENT))
+            return None
         if not under_torchrun():
             _check_free(request.folder)  # before anything that takes time
             return _in_hand(_train_here(_session(request, heard)), job, heard)

@@ -143,6 +143,7 @@ def words_of(summary: Mapping[str, object]) -> str:
     left_out = ("steps", "checked", "step_s_", "peak_bytes", "cap_bytes", "live_versions")
     left_out += ("breakdown", "bottleneck", "replanned", "generations", "sampling", "checkpointing")
     left_out += ("until", "machines", "audited_to", "audits")
+    left_out += ("held_bytes", "far_bytes", "flop_per_s", "mfu")
     shown = ((k, v) for k, v in summary.items() if v is not None and not k.startswith(left_out))
     rows = [(k.replace("_", " "), v) for k, v in shown]
     return "\n".join(f"{k}: {f'{v:.4f}' if isinstance(v, float) else v}" for k, v in rows)
