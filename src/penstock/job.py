@@ -25,8 +25,16 @@ from penstock.averages import Average
 from penstock.best import LOWEST, Sets, check_best, check_names, sets_of
 from penstock.bits import AS_IT_IS, WIRE_BITS, is_wire_bits
 from penstock.errors import JobError, PenstockError
-from penstock.keyed import check_keyed
+from penstock.keyed import check_keyed, keyed
 from penstock.script import as_started, ended_early, parsing, script_of
+from penstock.step_places import (
+    PlacedData,
+    PlacedLoss,
+    PlacedModel,
+    check_carry,
+    placed,
+    unplaced,
+)
 from penstock.sums import sums_way
 from penstock.weighted import weighted
 
@@ -107,6 +115,10 @@ class Job:
     state          what the job keeps in Python, by name: what has state_dict and load_state_dict,
                    generators of random numbers, tensors, and dicts, lists and deques of these and
                    of plain values.  It is saved, and put back into these very objects
+    carry          tensors by name that each micro-batch hands on to the one at its place in the
+                   next step, with their first values; the loss is then called as
+                   loss(model, batch, carry), and reads and sets carry["name"]
+                   (penstock/step_places.py)
     batch_range    fewest and most micro-batches of a step, where a run finds its batch itself
                    (--until-loss), besides its own; None: a quarter of its own to four times it
 
@@ -141,6 +153,7 @@ class Job:
     batch_range: tuple[int, int] | None = None
     batch_by_ranks: bool = False
     state: Mapping[str, object] = field(default_factory=dict[str, object], hash=False)
+    carry: "Mapping[str, Tensor] | None" = field(default=None, hash=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("model", "loss", "data", "optimizer"):
@@ -148,6 +161,7 @@ class Job:
         for name in ("learning_rate", "scheduler", "facts", "metrics", "weight"):
             if getattr(self, name) is not None:
                 _check_function(name, getattr(self, name))
+        check_carry(self.carry)
         if cast("object", self.micro_batches) is None:
             own: int = getattr(self.data, "step_micro_batches", _MICRO_BATCHES)
             object.__setattr__(self, "micro_batches", own)
@@ -158,8 +172,7 @@ class Job:
         if self.weight is not None and self.batch_by_ranks:
             message = "Job.weight needs all micro-batches of a step, and Job.batch_by_ranks is set"
             raise JobError(message, hint="leave out one of them")
-        parts = weighted(self.loss, self.data, self.weight, self.micro_batches)
-        for name, part in zip(("loss", "data"), parts, strict=True):
+        for name, part in zip(("model", "loss", "data"), self._parts(), strict=True):
             object.__setattr__(self, name, part)
         _check_validation(self.validation)
         _check_validate_every(self.validate_every, self.validation)
@@ -179,6 +192,33 @@ class Job:
             message = "Job.learning_rate and Job.scheduler both set the rate of a step"
             raise JobError(message, hint="keep one of them")
 
+    def _parts(self) -> "_Parts":
+        """Return model, loss and data as weight and carry have them, of those that were given."""
+        model, loss, data = unplaced(self.model, self.loss, self.data)
+        parts = model, *weighted(loss, data, self.weight, self.micro_batches)
+        return parts if self.carry is None else self._placed(parts, self.carry)
+
+    def _placed(self, own: "_Parts", start: "Mapping[str, Tensor]") -> "_Parts":
+        """Return model, loss and data that give each micro-batch its place in the step.
+
+        own:     without places; what others have made of placed ones stays.
+        Raises:  JobError: a step of this job is not always of the same places.
+        """
+        whys = {
+            "Job.batch_by_ranks": self.batch_by_ranks,
+            "data of several shapes": keyed(own[2]) is not None,
+            'Job.buffers="per replica"': self.buffers == "per replica",
+            "Job.batch_range": self.batch_range is not None,
+        }
+        if why := next((name for name, is_so in whys.items() if is_so), None):
+            message = f"Job.carry needs steps of the same {self.micro_batches} places, and there is"
+            raise JobError(f"{message} {why}", hint="leave out one of them")
+        model, loss, data = placed(*own, start, self.micro_batches)
+        if isinstance(self.loss, PlacedLoss):
+            model = model if isinstance(self.model, PlacedModel) else self.model
+            data = data if isinstance(self.data, PlacedData) else self.data
+        return model, loss, data
+
     @property
     def scales_loss(self) -> bool:
         """Return whether the loss is scaled, and steps that overflow are left out."""
@@ -196,6 +236,7 @@ class Job:
         return (wanted, wanted) if isinstance(wanted, int) else wanted
 
 
+_Parts: TypeAlias = tuple[Any, Any, Any]
 _VALIDATION = "pass a function that returns the micro-batches: validation=lambda: batches"
 _HINTS = {
     "model": "pass the class, or a function that builds the module: model=lambda: GPT(width=256)",

@@ -36,7 +36,7 @@ class WeightedLoss:
 
     of: Loss
 
-    def __call__(self, model: Any, batch: Any) -> Any:
+    def __call__(self, model: Any, batch: Any, *carry: Any) -> Any:
         """Return loss and figures of the author's, times the factor.
 
         Raises:   JobError: the batch has none.
@@ -44,7 +44,7 @@ class WeightedLoss:
         if not isinstance(batch, WeightedBatch):
             message = "Job.weight weighs micro-batches, and the job was given other data afterwards"
             raise JobError(message, hint="make the job anew: Job(..., data=data, weight=weight)")
-        told = self.of(model, batch.batch)
+        told = self.of(model, batch.batch, *carry)
         pair = cast("tuple[Any, ...]", told) if isinstance(told, tuple) else ()
         if len(pair) == 2 and isinstance(pair[1], Mapping):
             given = cast("Mapping[str, Any]", pair[1])

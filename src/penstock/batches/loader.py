@@ -30,6 +30,7 @@ from penstock.batches.reads import Data
 from penstock.batches.stream import Stream
 from penstock.errors import JobError
 from penstock.job import Batch
+from penstock.step_places import PlacedData
 from penstock.weighted import WeightedData
 
 
@@ -110,7 +111,7 @@ def from_loader(
 
 def epoch_of(data: Data) -> tuple[int, int]:
     """Return the samples of a micro-batch, and how many an epoch has; 0: nobody knows."""
-    if isinstance(data, WeightedData):
+    while isinstance(data, WeightedData | PlacedData):
         data = data.of
     if isinstance(data, Map | Packed):
         return data.how.batch_size, len(data)

@@ -30,9 +30,10 @@ _FOR_A_RANK = 1, 4  # micro-batches: for replicas, and to fill a pipeline
 def ways_to_join(job: Job) -> list[int]:
     """Return how many micro-batches may be joined; 1 is the first.
 
-    None of those whose steps have one of several shapes, each of which would have to be.
+    None of those whose steps have one of several shapes, each of which would have to be; nor of
+    those that hand tensors on from place to place.
     """
-    if only_key(job.data) is not None:
+    if only_key(job.data) is not None or job.carry is not None:
         return [1]
     return [k for k in range(1, MOST_JOINED + 1) if job.micro_batches % k == 0]
 
@@ -61,8 +62,8 @@ def may_divide(job: Job, fixed: "Fixed") -> bool:
     """Return whether a plan of parts can be what is asked for."""
     is_late = fixed.schedule is not None and has_window(any_schedule(fixed.schedule))
     is_rounded = job.sums is not None or job.fewest_bits != (AS_IT_IS, AS_IT_IS)
-    is_keyed = only_key(job.data) is not None
-    return not (is_late or is_rounded or is_keyed or job.batch_by_ranks)
+    is_placed = only_key(job.data) is not None or job.carry is not None
+    return not (is_late or is_rounded or is_placed or job.batch_by_ranks)
 
 
 def _divisors(samples: int, least: int) -> Iterator[int]:

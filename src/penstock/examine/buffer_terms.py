@@ -21,7 +21,7 @@ def fixed_for(job: Job, laws: Laws, fixed: Fixed) -> tuple[Fixed, Decision | Non
     """
     if not laws:
         return fixed, None
-    ordered = {name: law for name, law in laws.items() if law.coefficient is None}
+    ordered = {name: law for name, law in laws.items() if law.is_ordered}
     if job.buffers == "per replica":
         why = f"as Job.buffers says, the first replica's are saved: {_listed(laws)}"
         fit = replace(fixed, buffers="per replica", in_order=fixed.in_order or bool(ordered))

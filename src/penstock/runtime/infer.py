@@ -31,6 +31,7 @@ from penstock.runtime.rank import Rank
 from penstock.runtime.rank_terms import RankTerms
 from penstock.runtime.run import Steps
 from penstock.runtime.worker import RankResult, Report
+from penstock.step_places import PlacedBatch
 from penstock.transport.transport import Transport
 
 WARM_UP = 3  # of so many parts of a stream, one is not timed
@@ -40,16 +41,17 @@ def inference_job(job: Job, load: Callable[[nn.Module], object] = lambda model: 
     """Return `job` with its model in evaluation mode, and a loss that tells what it returns.
 
     load:     puts weights into the model.
+    Where micro-batches hand tensors on (`Job.carry`), each begins anew.
     """
 
     def model() -> nn.Module:
-        made = job.model()
+        made = author.model()
         load(made)
         return made.eval()
 
-    return replace(
-        job, model=model, loss=partial(_told, job), clip_norm=None, wire_bits=None, sums=None
-    )
+    author = replace(job, carry=None)
+    loss = partial(_told, job)
+    return replace(author, model=model, loss=loss, clip_norm=None, wire_bits=None, sums=None)
 
 
 def _told(job: Job, model: nn.Module, batch: Any) -> tuple[Tensor, dict[str, Any]]:
@@ -58,7 +60,7 @@ def _told(job: Job, model: nn.Module, batch: Any) -> tuple[Tensor, dict[str, Any
     Raises:   JobError: the loss does not call the model, or the model returns no tensor.
     """
     with _returned(model) as found:
-        told: Any = job.loss(model, batch)
+        told: Any = job.loss(model, batch if job.carry is None else PlacedBatch(batch, None))
     if not found:
         message = "the loss does not call the model itself, so what that returns is not known"
         raise JobError(message, hint="call model(...) in the loss, not only its parts")

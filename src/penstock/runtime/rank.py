@@ -40,7 +40,7 @@ from penstock.runtime.rank_terms import RankTerms
 from penstock.runtime.reader import Reader, ReadOrder
 from penstock.schedule.grid import Grid
 from penstock.schedule.orders import B
-from penstock.state.carried_buffers import Carried
+from penstock.state.carried_stage import CarriedStage, carried_stage
 from penstock.state.copies import FarFrames
 from penstock.state.loss_scale import LossScale
 from penstock.state.optimizer.optimizer import optimizers_of
@@ -95,7 +95,7 @@ class Rank:
         self.grid = Grid(transport.num_ranks, (1,))  # until a program is bound
         self.averages = ""  # as the program says
         self.weights: dict[int, StageWeights] = {}
-        self.carried: dict[int, Carried] = {}
+        self.carried: dict[int, CarriedStage] = {}
         self.optimizers = optimizers_of(job, capture)
         self.frames: defaultdict[tuple[int, int], dict[int, Any]] = defaultdict(dict)
         self.outbox: dict[tuple[int, int], list[Tensor]] = {}
@@ -359,14 +359,11 @@ class Rank:
             raise RunError(message, hint="shard it by a plan")
         return shard
 
-    def _carried(self, stage: int) -> Carried:
+    def _carried(self, stage: int) -> CarriedStage:
         """Return what carries the buffers of a stage that lives here."""
         weights, carry = self.weights[stage], self.carries[stage]
         named = {weights.buffer_names[node]: value for node, value in weights.buffers.items()}
-        tensors = [named[name] for name in carry.coefficients]
-        ranks = next(group for group in carry.groups if self.rank in group)
-        is_first, coefficients = ranks[0] == self.rank, tuple(carry.coefficients.values())
-        return Carried(lambda: tensors, coefficients, ranks, is_first)
+        return carried_stage(carry, named, self.rank)
 
     def watched(self, stage: int) -> frozenset[int]:
         """Return the parameters of a stage whose gradients are watched for their noise.

@@ -29,6 +29,7 @@ from penstock.graph.functional import where
 from penstock.graph.trace import computed_in, loss_and_figures, on_device
 from penstock.job import Batch, Job
 from penstock.runtime.means import Means
+from penstock.step_places import PlacedBatch
 from penstock.transport.transport import Transport
 from penstock.weighted import WeightedBatch, number_as_tensor, weight_of
 
@@ -76,6 +77,7 @@ def _figures(job: Job, model: nn.Module, batch: Batch) -> dict[str, Any]:
     Raises:   JobError: the metrics are none, or fail.
     """
     whole = batch if job.weight is None else WeightedBatch(batch, number_as_tensor(1.0))
+    whole = whole if job.carry is None else PlacedBatch(whole, None)
     loss, figures = loss_and_figures(job, model, whole)
     found: dict[str, Any] = {"loss": loss, **figures}
     if job.metrics is None:

@@ -27,6 +27,7 @@ from penstock.program.codes import COMPUTE
 from penstock.program.program import Program
 from penstock.schedule.orders import F
 from penstock.state.laws.buffers import BufferLaw, buffer_laws
+from penstock.state.placed_rows import misplaced_row
 from penstock.transport.transport import Transport
 
 
@@ -34,10 +35,12 @@ class Carry(NamedTuple):
     """How the buffers of one stage are carried: coefficients by name, the ranks that sum them.
 
     groups:  each has a whole of its own: all ranks that hold the stage, or those of one replica.
+    placed:  names of those that have a row for each place of a step, and how many places.
     """
 
     coefficients: Mapping[str, float]
     groups: tuple[tuple[int, ...], ...]
+    placed: Mapping[str, int] = {}
 
 
 Carries = Mapping[int, Carry]  # by stage
@@ -65,15 +68,36 @@ def carries_of(
         if not names or not (several or _is_mixed_up(held, stage.index)):
             continue
         laws = buffer_laws(job, capture) if laws is None else laws
-        coefficients: dict[str, float] = {}
+        coefficients, placed = dict[str, float](), dict[str, int]()
         for name in names:
             law = laws.get(name, BufferLaw(None, "forward did not write it when it was tried"))
+            if law.places:
+                _check_places(held, stage.index, name, law.places, groups)
+                placed[name] = law.places
+                continue
             if law.coefficient is None:
                 how = "on several ranks" if several else "in another order"
                 raise in_order(name, law, f"stage {stage.index} takes them {how}")
             coefficients[name] = law.coefficient
-        found[stage.index] = Carry(coefficients, groups)
+        found[stage.index] = Carry(coefficients, groups, placed)
     return found
+
+
+def _check_places(
+    programs: Sequence[Program],
+    stage: int,
+    name: str,
+    places: int,
+    groups: Iterable[tuple[int, ...]],
+) -> None:
+    """Raise unless each place of a step is always taken by one rank of a group, in order.
+
+    Raises:   PlanError.
+    """
+    for ranks in groups:
+        if why := misplaced_row(programs, stage, ranks, places):
+            message = f"buffer {name} hands rows on from step to step, and in stage {stage} {why}"
+            raise PlanError(message, hint="take another schedule, such as one_f_one_b")
 
 
 def _groups(

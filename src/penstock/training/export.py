@@ -11,6 +11,7 @@ import secrets
 import shutil
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from penstock.graph.composed import AVERAGE, averaged
 from penstock.job import Job
 from penstock.state.python_state import EXTRA, extra_key, take_extra, with_extra
 from penstock.state.values import OddError, Plain, Tensors, put_value
+from penstock.step_places import CARRY
 
 _OTHER = "is it the run of another model, or of an older version of its code?"
 
@@ -103,10 +105,11 @@ def _listed(steps: list[int]) -> str:
 def trained(job: Job, kept: checkpoint.Checkpoint) -> nn.Module:
     """Return the job's model on the CPU, with the weights of a checkpoint in their own dtypes.
 
+    It is its author's: without what micro-batches hand on.
     Raises:   CheckpointError: it is of another model; the message names the first key.
     """
     torch.manual_seed(job.seed)  # pyright: ignore[reportUnknownMemberType]
-    model = job.model()
+    model = replace(job, carry=None).model()
     for own, found in _pairs(model, kept.tensors):
         own.data = found
     take_extra(model, kept.tensors, kept.plain)
@@ -121,6 +124,7 @@ def _pairs(model: nn.Module, tensors: Mapping[str, Tensor]) -> list[tuple[Tensor
     own = {f"weights/{name}": value for name, value in model.named_parameters()}
     own |= {f"buffers/{name}": value for name, value in model.named_buffers()}
     saved = {key for key in tensors if key.startswith(("weights/", "buffers/"))}
+    saved -= {key for key in saved if key.startswith(f"buffers/{CARRY}.")}
     fleeting = _fleeting(model)
     pairs: list[tuple[Tensor, Tensor]] = []
     for key, value in own.items():

@@ -563,8 +563,10 @@ def _grid(session: "Session", fixed: Fixed, ranks: int, power: float | None) -> 
     grid = grid_of(fixed.ranks or ranks, job.micro_batches, job.batch_range)
     if fixed.ranks is not None:
         grid = [pair for pair in grid if pair[0] == fixed.ranks]
-    if power is None or isinstance(fixed.schedule, Schedule):
+    if power is None or isinstance(fixed.schedule, Schedule) or job.carry is not None:
         why = "its orders are given" if power is not None else "the optimizer has no rate to scale"
+        if job.carry is not None:
+            why = "Job.carry has a value for each of its micro-batches"
         session.listener.say(f"the batch stays: {why}")
         grid = [pair for pair in grid if pair[1] == job.micro_batches]
     return grid

@@ -11,10 +11,14 @@ called as often in each micro-batch.  What c is, is measured, and what is read o
 uncut model runs eagerly on two micro-batches, the first time so that it is seen what reads what
 (flow.py), then with other values in the buffers: the loss and every gradient must keep all their
 bits, and c must be the same everywhere.
+
+One with a row for each place of a step (step_places.py) is of neither kind: whoever takes a place
+holds its row.
 """
 
 from math import nan
 
+from penstock.graph.by_place import rows_by_place
 from penstock.graph.linear import crooked
 from penstock.graph.trace import Capture
 from penstock.job import Job
@@ -52,7 +56,8 @@ def laws_in(capture: Capture) -> dict[str, BufferLaw]:
     The coefficients of linear ones are not known: nothing is run.
     """
     rows = crooked(capture).items()
-    return {name: BufferLaw(None, why) if why else BufferLaw(nan) for name, why in rows}
+    found = {name: BufferLaw(None, why) if why else BufferLaw(nan) for name, why in rows}
+    return found | _placed(capture)
 
 
 def settled(measured: Laws, capture: Capture | None) -> dict[str, BufferLaw]:
@@ -67,7 +72,11 @@ def settled(measured: Laws, capture: Capture | None) -> dict[str, BufferLaw]:
     for name, law in measured.items():
         why = bent.get(name, "the traced step does not write it")
         found[name] = law if not why or law.coefficient is None else BufferLaw(None, why)
-    return found
+    return found | _placed(capture)
+
+
+def _placed(capture: Capture) -> dict[str, BufferLaw]:
+    return {name: BufferLaw(None, places=count) for name, count in rows_by_place(capture).items()}
 
 
 def _unsettled(law: BufferLaw) -> BufferLaw:

@@ -42,13 +42,22 @@ class BufferLaw:
     coefficient:  not a number where there is one that was not measured.
     why:    what was found that leaves nothing but the order.
     calls:  of a buffer of one of torch's norms, how often a micro-batch calls the norm; else 0.
+    places: of a step, where it has a row for each that no other place reads or writes; else 0.
     """
 
     coefficient: float | None
     why: str = ""
     calls: int = 0
+    places: int = 0
+
+    @property
+    def is_ordered(self) -> bool:
+        """Return whether it has to see every micro-batch in order, in one place."""
+        return self.coefficient is None and not self.places
 
     def __str__(self) -> str:
+        if self.places:
+            return f"a row for each of the {self.places} places of a step"
         if self.coefficient is None:
             return f"in order: {self.why}"
         if isnan(self.coefficient):
