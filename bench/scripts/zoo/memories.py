@@ -306,3 +306,47 @@ def baseline_of_rewards() -> ps.Job:
         return found
 
     return _job(loss=loss)
+
+
+class _Recurrent(nn.Module):
+    """Two recurrent layers with dropout between, whose state its caller keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.low, self.high = nn.GRUCell(WIDTH, WIDTH), nn.LSTMCell(WIDTH, WIDTH)
+        self.between, self.head = nn.Dropout(0.2), nn.Linear(WIDTH, 4)
+
+    def forward(self, x, kept):
+        kept["low"] = low = self.low(x, kept["low"])
+        hidden, cell = self.high(self.between(low), (kept["hidden"], kept["cell"]))
+        kept["hidden"], kept["cell"] = hidden, cell
+        return self.head(hidden)
+
+
+def _state_of(rows: int) -> dict[str, torch.Tensor]:
+    return {name: torch.zeros(rows, WIDTH) for name in ("low", "hidden", "cell")}
+
+
+def state_that_goes_on_from_step_to_step() -> ps.Job:
+    """Truncated back-propagation through time: each sequence goes on at its place."""
+
+    def loss(model, batch, carry):
+        x, y = batch
+        return F.mse_loss(model(x, carry), y)
+
+    return _job(_Recurrent, loss, carry=_state_of(4))
+
+
+def state_that_begins_anew_where_a_sequence_ends() -> ps.Job:
+    """A count of steps, and a state that is set to zeros where a sequence is over."""
+
+    def loss(model, batch, carry):
+        x, y = batch
+        goes_on = (carry["age"] % 3 != 0).to(x.dtype)
+        for name in _state_of(1):
+            carry[name] = carry[name] * goes_on
+        carry["age"] = carry["age"] + 1
+        error = F.mse_loss(model(x, carry), y)
+        return error, {"age": carry["age"].float()}
+
+    return _job(_Recurrent, loss, carry={**_state_of(4), "age": torch.tensor(0)})
