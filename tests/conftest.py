@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -96,11 +97,15 @@ def _hurries() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _measures_briefly() -> Iterator[None]:
-    """Let few runs do: what is tested is what becomes of seconds, not how sure they are."""
+    """Let few runs do: what is tested is what becomes of seconds, not how sure they are.
+
+    The link of this machine, which is one for all tests, is measured once.
+    """
     from penstock.gauge import links
     from penstock.profile import measure
 
     with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(links, "measure_link", cache(links.measure_link))
         for module in (measure, links):
             patched.setattr(module, "_BUDGET_S", 0.02)
         yield
