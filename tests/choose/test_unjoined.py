@@ -158,7 +158,7 @@ def test_all_ranks_of_torchrun_go_on_by_the_plan_that_joins_none(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
     if is_right:
         assert [plan.terms.joined for plan in found] == [1, 1]
         assert found[0].schedule == found[1].schedule

@@ -184,7 +184,7 @@ def test_ranks_with_other_weights_or_constants_end(monkeypatch):
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(300)
         return found
 
     monkeypatch.setattr("penstock.training.rendezvous.on_one_host", lambda: True)

@@ -55,7 +55,7 @@ def browse(chromium: str, page: str, folder: Path, *flags: str) -> str:
     path.write_text(page, "utf-8")
     place = page if page.startswith("http://") else path.as_uri()
     command = [chromium, *FLAGS, f"--user-data-dir={folder / 'user'}", *flags, place]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
     return done.stdout
 

@@ -192,7 +192,7 @@ def served(folder: Path) -> Iterator[LivePage]:
 def ask(server: LivePage, path: str, **headers: str) -> tuple[int, str]:
     request = urllib.request.Request(server.address.rstrip("/") + path, headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=300) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as problem:
         return problem.code, problem.read().decode()

@@ -5,7 +5,7 @@ from collections.abc import Set
 from pathlib import Path
 
 SHARED = Path("/dev/shm")
-_PATIENCE_S = 10
+_PATIENCE_S = 100
 
 
 def names_in(folder: Path) -> set[str]:

@@ -146,7 +146,7 @@ def test_no_worker_survives_the_program(short):
         assert len(ranks) == 2
         assert len(workers) >= 2
         program.kill()
-        program.communicate(timeout=50)
+        program.communicate(timeout=300)
         assert program.returncode == -signal.SIGKILL
     assert all(map(has_ended, ranks | workers))
 
@@ -156,7 +156,7 @@ def test_no_worker_survives_its_rank(short):
         ranks = sorted(children(program.pid))
         workers = set().union(*map(children, ranks))
         os.kill(ranks[0], signal.SIGKILL)
-        _, errors = program.communicate(timeout=50)
+        _, errors = program.communicate(timeout=300)
         assert program.returncode == 1
         assert "was killed by signal 9" in errors
     assert all(map(has_ended, workers))

@@ -34,7 +34,7 @@ def failing(job: Job, ranks: int) -> Job:
         for number, batch in enumerate(data(start), start):
             if number >= AT - 1 and not has_come:  # a rank may begin to read behind it
                 has_come.append(True)
-                come.wait(60.0)
+                come.wait(300.0)
             if number >= AT:
                 raise ArithmeticError("row 9 is broken")
             yield batch

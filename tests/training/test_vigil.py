@@ -37,7 +37,7 @@ def vigils(count: int, monkeypatch: pytest.MonkeyPatch) -> Generator[list[Vigil]
 
 
 def until(is_so) -> None:
-    for _ in range(2000):
+    for _ in range(20_000):
         if is_so():
             return
         threading.Event().wait(0.005)

@@ -72,7 +72,7 @@ def count(what: str) -> int:
 
 
 def until_same(what: str, before: int) -> None:
-    for _ in range(1000):
+    for _ in range(10_000):
         if count(what) <= before:
             return
         threading.Event().wait(0.01)

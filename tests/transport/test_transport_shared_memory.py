@@ -317,7 +317,7 @@ end.close()
         for rank in range(2)
     ]
     try:
-        printed = [rank.communicate(timeout=60)[0] for rank in ranks]
+        printed = [rank.communicate(timeout=300)[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
