@@ -441,20 +441,131 @@ def test_seed_of_the_loaders_generator_is_taken_over():
     assert found() != found(loader=4)
 
 
+class ByClass:
+    """A batch sampler: one sample of each class, drawn by a generator of its own."""
+
+    def __init__(self, classes: int, length: int) -> None:
+        self.classes, self.length, self.epoch = classes, length, 0
+        self.source = random.Random(5)
+
+    def __iter__(self):
+        self.epoch += 1
+        for _ in range(self.length // self.classes - self.epoch % 2):
+            own = self.source.sample(range(self.length // self.classes), self.classes)
+            yield [place * self.classes + number for number, place in enumerate(own)]
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+OWN_ORDERS = {
+    "weights": lambda: {"sampler": WeightedRandomSampler([1.0, 4.0] * 6, 8, generator=seeded(1))},
+    "replacement": lambda: {"sampler": RandomSampler(range(12), True, generator=seeded(2))},
+    "fewer": lambda: {"sampler": RandomSampler(range(12), num_samples=8, generator=seeded(3))},
+    "lists": lambda: {"batch_sampler": [[0, 1, 2], [3, 4, 11], [7, 8, 9]]},
+    "classes": lambda: {"batch_sampler": ByClass(3, 12)},
+}
+
+
+def with_order(name: str, **options) -> DataLoader:
+    size = {} if name in ("lists", "classes") else {"batch_size": 2}
+    return DataLoader(list(range(12)), **size, **OWN_ORDERS[name](), **options)
+
+
+def looped(loader: DataLoader, epochs: int = 4) -> list[list[int]]:
+    return [batch.tolist() for _ in range(epochs) for batch in loader]
+
+
+@pytest.mark.parametrize("name", OWN_ORDERS)
+def test_sampler_with_an_order_of_its_own_is_gone_through_as_a_loop_does(name):
+    expected = looped(with_order(name))
+    assert len(set(map(str, expected))) > 2
+    data = ps.from_loader(with_order(name))
+    for start in (0, 1, 5, len(expected) - 1):
+        found = [b.tolist() for b in itertools.islice(data(start), len(expected) - start)]
+        assert found == expected[start:]
+    share = read(data, ReadNumbers(4, (3, 1), 4))
+    assert [next(share).tolist() for _ in range(4)] == [expected[k] for k in (7, 5, 11, 9)]
+
+
+@pytest.mark.parametrize("name", ["weights", "classes"])
+def test_processes_that_read_ahead_follow_the_sampler(name):
+    expected = looped(with_order(name))
+    data = ps.from_loader(with_order(name, num_workers=2))
+    assert [batch.tolist() for batch in itertools.islice(data(3), 6)] == expected[3:9]
+
+
+def named(batches, count: int) -> list[list[int]]:
+    return [batch.tolist() for batch in itertools.islice(batches, count)]
+
+
+def test_sampler_that_draws_from_torchs_generator_draws_the_same_again():
+    loader = DataLoader(list(range(12)), 2, sampler=WeightedRandomSampler([1.0] * 12, 12))
+    torch.manual_seed(0)
+    first = named(ps.from_loader(loader)(0), 18)
+    torch.manual_seed(1)
+    assert named(ps.from_loader(loader)(7), 11) == first[7:]
+    assert first[:6] != first[6:12]
+    assert named(ps.from_loader(loader, seed=3)(0), 18) != first
+
+
+def test_last_samples_of_a_sampler_are_dropped_filled_up_or_wrapped():
+    def order():
+        return RandomSampler(range(12), num_samples=7, generator=seeded(4))
+
+    drawn = [list(epoch) for epoch in itertools.repeat(order(), 2)]
+    loader = DataLoader(list(range(12)), 3, sampler=order())
+    one, two = drawn
+    for last, third in (
+        ("drop", two[:3]),
+        ("pad", [one[6], *one[:2]]),
+        ("wrap", [one[6], *two[:2]]),
+    ):
+        assert named(ps.from_loader(loader, last=last)(2), 1) == [third]
+    with pytest.raises(JobError, match="last micro-batch has 1 samples, the others 3"):
+        named(ps.from_loader(loader)(0), 3)
+
+
+def test_sampler_that_is_changed_during_training_ends_the_run():
+    mined = ByClass(3, 12)
+    data = ps.from_loader(DataLoader(list(range(12)), batch_sampler=mined))(0)
+    assert len(named(data, 3)) == 3
+    mined.source.random()
+    with pytest.raises(JobError, match=r"sampler \(ByClass\) was changed during training"):
+        named(data, 3)
+
+
 @pytest.mark.parametrize(
     ("options", "message", "hint"),
     [
-        ({"sampler": WeightedRandomSampler([1.0] * 6, 6)}, "a WeightedRandomSampler", "ps.batches"),
-        ({"sampler": RandomSampler(range(6), replacement=True)}, "a RandomSampler", "ps.batches"),
-        ({"sampler": RandomSampler(range(6), num_samples=4)}, "a RandomSampler", "ps.batches"),
-        ({"sampler": DistributedSampler(range(6), 2, 0)}, "a DistributedSampler", "shuffle=True"),
-        ({"batch_sampler": [[0, 1], [2]]}, "batch sampler is a list", "ps.batches"),
+        ({"sampler": DistributedSampler(range(6), 2, 0)}, "which gives each rank", "shuffle=True"),
+        ({"batch_sampler": iter([[0, 1], [2]])}, "can be gone through only once", "ps.batches"),
+        ({"sampler": map(int, "012")}, "can be gone through only once", "ps.batches"),
     ],
 )
 def test_sampler_whose_order_cannot_be_made_again_is_refused(options, message, hint):
-    with pytest.raises(JobError, match=f"{message}.*cannot be resumed") as caught:
+    with pytest.raises(JobError, match=message) as caught:
         ps.from_loader(DataLoader(list(range(6)), **options))
     assert hint in caught.value.hint
+
+
+def test_sampler_that_holds_what_has_no_copy_is_refused():
+    mined = ByClass(3, 12)
+    mined.source = (number for number in range(9))
+    with pytest.raises(JobError, match=r"ByClass, which cannot begin anew: .*generator") as caught:
+        ps.from_loader(DataLoader(list(range(6)), batch_sampler=mined))
+    assert "data(start)" in caught.value.hint
+
+
+def test_sampler_shares_the_dataset_and_is_not_moved_by_reading():
+    dataset = [torch.zeros(1)] * 12
+    mined = ByClass(3, 12)
+    mined.dataset = dataset
+    data = ps.from_loader(DataLoader(dataset, batch_sampler=mined))
+    assert data.sampler.again().dataset is dataset
+    assert next(data(2)).shape == (3, 1)
+    assert mined.epoch == 0
 
 
 def test_smaller_last_micro_batch_is_refused_unless_told_what_to_do():

@@ -253,7 +253,20 @@ def test_gradient_hooks_of_a_parameter_are_seen() -> None:
     plain, first, second = (nn.Parameter(torch.ones(1)) for _ in range(3))
     first.register_hook(lambda gradient: None)
     second.register_post_accumulate_grad_hook(lambda parameter: None)
-    assert [_compat.has_gradient_hook(p) for p in (plain, first, second)] == [False, True, True]
+    weights = plain, first, second
+    assert [_compat.has_gradient_hook(p) for p in weights] == [False, True, True]
+    assert [_compat.has_hook_behind(p) for p in weights] == [False, False, True]
+
+
+def test_hooks_before_are_called_in_the_order_in_which_they_were_given() -> None:
+    def halve(gradient: Tensor) -> Tensor:
+        return gradient / 2
+
+    weight = nn.Parameter(torch.ones(1))
+    assert _compat.hooks_before(weight) == ()
+    weight.register_hook(torch.neg)
+    weight.register_hook(halve)
+    assert _compat.hooks_before(weight) == (torch.neg, halve)
 
 
 def test_storage_key_is_shared_by_views_only() -> None:

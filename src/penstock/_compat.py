@@ -74,7 +74,9 @@ __all__ = [
     "groups_by_dtype",
     "has_forward_hooks",
     "has_gradient_hook",
+    "has_hook_behind",
     "has_step_hooks",
+    "hooks_before",
     "hooks_of",
     "in_backward",
     "is_fake",
@@ -424,6 +426,16 @@ def _stderr_closed() -> Generator[None]:
 def has_gradient_hook(parameter: Tensor) -> bool:
     """Return whether somebody asked to be called with this parameter's gradient."""
     return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
+
+
+def has_hook_behind(parameter: Tensor) -> bool:
+    """Return whether somebody asked to be called once a gradient is added to this parameter's."""
+    return bool(parameter._post_accumulate_grad_hooks)
+
+
+def hooks_before(parameter: Tensor) -> tuple[Any, ...]:
+    """Return what is called with this parameter's gradient before it is added, in order."""
+    return tuple((parameter._backward_hooks or {}).values())
 
 
 def num_gradient_hooks(parameter: Tensor) -> int:

@@ -7,6 +7,7 @@ ranks may share the work, and a resumed run continues where it was.
 """
 
 import itertools
+import pickle
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, cast
@@ -23,10 +24,12 @@ from torch.utils.data import (
     default_collate,  # pyright: ignore[reportUnknownVariableType]
 )
 
+from penstock.batches.as_made import AsMade
 from penstock.batches.by_number import Map
 from penstock.batches.how import Batching, Collate, Last, named
 from penstock.batches.packed import Packed
 from penstock.batches.reads import Data
+from penstock.batches.sampled import Sampled
 from penstock.batches.stream import Stream
 from penstock.errors import JobError
 from penstock.job import Batch
@@ -77,30 +80,35 @@ def from_loader(
     Taken over:  the dataset, batch_size, collate_fn, num_workers, worker_init_fn; whether it
                  shuffles (RandomSampler, SubsetRandomSampler), and the subset or list of numbers
                  that it samples from; drop_last; the seed of its generator, if it has one.
+                 Any other sampler or batch sampler: as it is now, with what it keeps.
     Not:         the order in which its own generator would shuffle; pin_memory, timeout,
                  prefetch_factor, persistent_workers, multiprocessing_context.
 
     seed:        of order and augmentation; None: that of the loader's generator, else 0.
     last:        as of `batches`; None: "drop", which the loader must mean too.
 
-    Raises:   JobError: not a DataLoader; a batch sampler or sampler whose order cannot be made
-              again; a smaller last micro-batch, which no traced step takes.
+    Raises:   JobError: not a DataLoader; a batch sampler or sampler of which there is no copy to
+              begin anew with; a smaller last micro-batch, which no traced step takes.
     """
     if not _is_loader(loader):
         message = f"from_loader is given the {type(loader).__name__} {str(loader)[:60]}"
         raise JobError(f"{message}, not a torch DataLoader", hint="use ps.batches(dataset, ...)")
-    dataset, size, shuffle, drops = _of_loader(loader)
+    dataset, size, order, drops = _of_loader(loader)
     source: Any = loader
     collate: Any = source.collate_fn
-    if size is None:  # each sample is a micro-batch
-        size, collate = 1, partial(_only, collate)
+    whole = isinstance(order, AsMade) and source.batch_sampler is order.of
+    if size is None and not whole:  # each sample is a micro-batch
+        collate = partial(_only, collate)
     given: Any = source.generator
     number = (0 if given is None else given.initial_seed()) if seed is None else seed
     means: Last | None = "drop" if drops else last
-    how = Batching(size, number, loader.num_workers, collate, last or means, source.worker_init_fn)
+    own = collate, last or means, source.worker_init_fn
+    how = Batching(size or 1, number, loader.num_workers, *own)
+    if isinstance(order, AsMade):
+        return Sampled(dataset, how, order, whole)
     if not _is_map(dataset):
         return Stream(dataset, how)
-    found = Map(dataset, how, shuffle)
+    size, found = how.batch_size, Map(dataset, how, order)
     rest = found.length % size
     if how.last is None and rest:
         message = f"the loader's last micro-batch has {rest} samples, the others {size}"
@@ -144,27 +152,29 @@ def _is_map(dataset: Any) -> bool:
     return hasattr(dataset, "__getitem__") and not isinstance(dataset, IterableDataset)
 
 
-def _of_loader(loader: "DataLoader[Any]") -> tuple[Any, int | None, bool, bool]:
-    """Return dataset, batch size, whether it shuffles, and whether it drops what is left over."""
+def _of_loader(loader: "DataLoader[Any]") -> tuple[Any, int | None, bool | AsMade, bool]:
+    """Return dataset, batch size, whether it shuffles, and whether it drops what is left over.
+
+    Instead of whether it shuffles: the sampler, where that has an order of its own.
+    """
     source: Any = loader
     given = source.batch_sampler
     if isinstance(loader.dataset, IterableDataset):
         return loader.dataset, loader.batch_size, False, bool(loader.drop_last)
     if given is None:
-        dataset, shuffle = _of_sampler(loader.dataset, source.sampler)
-        return dataset, None, shuffle, True
+        dataset, order = _of_sampler(loader.dataset, source.sampler)
+        return dataset, None, order, True
     if type(given) is not BatchSampler:
-        message = f"the loader's batch sampler is a {type(given).__name__}"
-        hint = "use ps.batches(dataset, batch_size), or write data(start) yourself"
-        raise JobError(
-            f"{message}, whose order cannot be resumed at an arbitrary number", hint=hint
-        )
-    dataset, shuffle = _of_sampler(loader.dataset, given.sampler)
-    return dataset, given.batch_size, shuffle, bool(given.drop_last)
+        return loader.dataset, None, _as_made(given, loader.dataset), True
+    dataset, order = _of_sampler(loader.dataset, given.sampler)
+    return dataset, given.batch_size, order, bool(given.drop_last)
 
 
-def _of_sampler(dataset: Any, sampler: Any) -> tuple[Any, bool]:
-    """Return the dataset that is sampled from, and whether in another order in each epoch."""
+def _of_sampler(dataset: Any, sampler: Any) -> tuple[Any, bool | AsMade]:
+    """Return the dataset that is sampled from, and whether in another order in each epoch.
+
+    Raises:   JobError: it shares the work among ranks.
+    """
     if type(sampler) is SequentialSampler:
         return dataset, False
     if type(sampler) is RandomSampler and not sampler.replacement:
@@ -174,8 +184,23 @@ def _of_sampler(dataset: Any, sampler: Any) -> tuple[Any, bool]:
         return Subset(dataset, list(sampler.indices)), True
     elif isinstance(sampler, list | tuple | range):
         return Subset(dataset, list(cast("Iterable[int]", sampler))), False
+    elif isinstance(sampler, DistributedSampler):
+        message = f"the loader's sampler is a {type(cast(object, sampler)).__name__}"
+        hint = "leave it out, with shuffle=True: Penstock itself divides the work among ranks"
+        raise JobError(f"{message}, which gives each rank other samples", hint=hint)
+    return dataset, _as_made(sampler, dataset)
+
+
+def _as_made(sampler: object, dataset: object) -> AsMade:
+    """Return a sampler as it is now.
+
+    Raises:   JobError: it cannot be copied, or be gone through again.
+    """
     message = f"the loader's sampler is a {type(sampler).__name__}"
     hint = "use ps.batches(dataset, batch_size), or write data(start) yourself"
-    if type(sampler) is DistributedSampler:
-        hint = "leave it out, with shuffle=True: Penstock itself divides the work among ranks"
-    raise JobError(f"{message}, whose order cannot be resumed at an arbitrary number", hint=hint)
+    if hasattr(sampler, "__next__"):
+        raise JobError(f"{message}, which can be gone through only once", hint=hint)
+    try:
+        return AsMade(sampler, dataset)
+    except (TypeError, AttributeError, pickle.PicklingError) as problem:
+        raise JobError(f"{message}, which cannot begin anew: {problem}", hint=hint) from problem

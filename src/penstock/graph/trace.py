@@ -43,6 +43,7 @@ from penstock.graph.functional import (
     results_of,
     where,
 )
+from penstock.graph.gradient_hooks import check_hooks, hooked
 from penstock.graph.graph import Graph, Node, NodeKind, with_cut_points
 from penstock.graph.lasting import lasting_buffers, note_built
 from penstock.graph.parts import PartName, in_order, part_in
@@ -138,7 +139,7 @@ def capture(job: Job) -> Capture:
 
 def _traced(job: Job) -> Capture:
     model, batch = build(job)
-    _refuse_hooks(model)
+    check_hooks(model, job)
     refuse_shared(model)
     masters = {name: p.numel() * p.element_size() for name, p in narrowed(job, model).items()}
     with traced_in(job, model), torch.autograd.set_detect_anomaly(mode=False):  # looks at values
@@ -319,7 +320,7 @@ class _TracedStep:
         self.figures: tuple[str, ...] = ()  # known once the loss has been computed
         self.trainable = [name for name, value in parameters.items() if value.requires_grad]
         self.state_names = [*parameters, *buffers]
-        self._parameter_names = [*parameters]
+        self.own, self._parameter_names = parameters, [*parameters]
         self.at = [i for i, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor)]
         weights = map(_contiguous, parameters.values())
         self.tensors = [*weights, *buffers.values(), *self._distinct_leaves()]
@@ -389,6 +390,7 @@ class _TracedStep:
                     ]
                 wanted = [state[name] for name in self.trainable]
                 grads = torch.autograd.grad(loss, wanted, flat[-1].to(loss), allow_unused=True)
+                grads = hooked(grads, self.trainable, self.own)
                 _write_replaced_buffers(self.model, state)  # autograd has read the old ones
             return [loss.detach(), *grads, *figures]
 
@@ -556,16 +558,6 @@ def _loss(loss: Any) -> Tensor:
     return loss.reshape(()) if loss.dim() else loss
 
 
-def _refuse_hooks(model: nn.Module) -> None:
-    """Raise for hooks, which a trace would lose without a word."""
-    for name, parameter in model.named_parameters():
-        if _compat.has_gradient_hook(parameter):
-            raise GraphError(
-                f"parameter {name} has a gradient hook, which a traced step would not call",
-                hint="move it into the optimizer, or train with plain data parallelism",
-            )
-
-
 class _ModulePaths:
     """While active, every traced op notes the module path that it comes from."""
 
@@ -579,7 +571,7 @@ class _ModulePaths:
             if isinstance(module, torch.jit.ScriptModule):
                 continue  # it takes no hooks
             self.handles.append(module.register_forward_pre_hook(self._enter(path)))
-            self.handles.append(module.register_forward_hook(self._leave, always_call=True))
+            self.handles.append(module.register_forward_hook(self._leave(), always_call=True))
 
     def _enter(self, path: str) -> Callable[..., None]:
         def enter(module: nn.Module, inputs: Any) -> None:
@@ -589,8 +581,11 @@ class _ModulePaths:
 
         return enter
 
-    def _leave(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        self.open.pop().__exit__(None, None, None)
+    def _leave(self) -> Callable[..., None]:
+        def leave(module: nn.Module, inputs: Any, output: Any) -> None:
+            self.open.pop().__exit__(None, None, None)
+
+        return leave  # no method: a copy of a module, made in forward, would copy all this with it
 
     def __exit__(self, *problem: object) -> None:
         while self.open:

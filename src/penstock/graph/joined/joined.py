@@ -23,6 +23,7 @@ from torch import Tensor, fx
 from penstock.errors import GraphError
 from penstock.graph.batch import BatchKey, LeafKey, TensorKey, describe
 from penstock.graph.cut_points import find_cut_points
+from penstock.graph.gradient_hooks import refuse_hooks
 from penstock.graph.graph import with_cut_points
 from penstock.graph.joined.joiner import Apart, Joiner
 from penstock.graph.joined.rules import ruled
@@ -106,6 +107,7 @@ def check_pure(capture: Capture, *, may_draw: bool = False) -> None:
         raise GraphError(f"a step that is not the same function of each micro-batch: {effects}")
     if any(is_output(name) for name, _ in graph.figures):
         raise GraphError("a step that returns what the model makes")
+    refuse_hooks(capture.model)
     if capture.batch.written:  # joined, it is not seen which leaves of each share their memory
         raise GraphError("a step that writes into its batch")
     for node, fx_node in zip(graph.nodes, capture.fx_nodes, strict=True):
