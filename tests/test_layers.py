@@ -90,6 +90,7 @@ TORCH_ROOMS = {
     "cli",
 }
 TORCH_FILES = {
+    "graph/gradient_hooks.py",
     "graph/trace.py",
     "graph/aliases.py",
     "graph/answers.py",

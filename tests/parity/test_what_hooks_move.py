@@ -1,7 +1,6 @@
 """What a hook of the optimizer moves in the model is in the run, and after a resume it goes on."""
 
 import copy
-import itertools
 from collections.abc import Callable
 from dataclasses import replace as replaced
 from functools import partial
@@ -17,6 +16,7 @@ from penstock.job import Job
 from penstock.prove.plain import Plain
 from penstock.runtime.eager import EagerTask, work_eagerly
 from penstock.runtime.launch import run_processes, run_threads
+from penstock.state.laws.buffers import buffer_laws
 from tests.parity.optimizing import MICRO_BATCHES, STEPS, WIDTH, data, run_of, windows_from
 from tests.parity.training import train
 
@@ -83,9 +83,8 @@ def job_of(act=follow, *, once: bool = False, kind: Callable[[], nn.Module] = Pa
     return Job(model, loss, data, optimizer, micro_batches=MICRO_BATCHES, seed=5)
 
 
-def plainly(act=follow) -> dict[str, Tensor]:
+def plainly(job: Job) -> dict[str, Tensor]:
     """Train as a script does."""
-    job = job_of(act)
     torch.manual_seed(job.seed)
     model = job.model()
     optimizer, batches = job.optimizer(list(model.parameters())), job.data(0)
@@ -107,10 +106,10 @@ def by_a_plan(job: Job, folder, launcher, **options) -> checkpoint.Checkpoint:
     return checkpoint.load(checkpoint.latest(folder / "rest"))
 
 
-def eagerly(job: Job, folder, ranks: int) -> checkpoint.Checkpoint:
+def eagerly(job: Job, folder, ranks: int, laws=None) -> checkpoint.Checkpoint:
     for first, steps in ((0, DONE), (DONE, STEPS - DONE)):
         resume = checkpoint.latest(folder)
-        task = EagerTask(job, first, steps, folder, 0, resume, laws={})
+        task = EagerTask(job, first, steps, folder, 0, resume, laws=laws or {})
         run_processes(partial(work_eagerly, task), ranks, lambda step: None)
     return checkpoint.load(checkpoint.latest(folder))
 
@@ -126,36 +125,99 @@ def assert_near(found: checkpoint.Checkpoint, expected: dict[str, Tensor]) -> No
 @pytest.mark.parametrize("once", [False, True])
 def test_a_resumed_plan_goes_on_with_it(act, once, tmp_path):
     found = by_a_plan(job_of(act, once=once), tmp_path, run_processes)
-    assert_near(found, plainly(act))
+    assert_near(found, plainly(job_of(act)))
 
 
 def test_so_do_replicas_and_ranks_in_one_process(tmp_path):
-    expected = plainly()
+    expected = plainly(job_of())
     found = by_a_plan(job_of(), tmp_path / "apart", run_processes, replicas=2)
     assert_near(found, expected)
     assert_near(by_a_plan(job_of(), tmp_path / "here", run_threads, replicas=2), expected)
 
 
-@pytest.mark.parametrize("step", [0, 6])
-def test_statistics_that_forward_writes_and_a_hook_too_are_for_one_process(step):
-    """Replicas put theirs together after the update, which is too late for the hook."""
-    calls = itertools.count()
+class Normed(nn.Module):
+    """A student with a norm, and a teacher that is in evaluation or goes on by itself."""
 
-    def reset(model: nn.Sequential) -> None:
-        if next(calls) == step:
-            model[1].reset_running_stats()
+    def __init__(self, *, evaluates: bool = True) -> None:
+        super().__init__()
+        self.student, self.teacher = normed(), normed().requires_grad_(False)
+        self.evaluates = evaluates
 
-    job = replaced(job_of(reset, kind=normed), loss=lambda model, x: model(x).square().mean())
-    assert "running_mean" in examine(job).one_process
+    def forward(self, x: Tensor) -> Tensor:
+        self.teacher.train(not self.evaluates)
+        y = self.student(x)
+        with torch.no_grad():
+            aim = self.teacher(x + 0.1)
+        return y.square().mean() + (y - aim).square().mean()
 
 
 def normed() -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, WIDTH))
 
 
+@torch.no_grad()
+def copy_all(model: Normed) -> None:
+    own = model.student.state_dict()
+    for name, value in model.teacher.state_dict().items():
+        value.copy_(own[name])
+
+
+@torch.no_grad()
+def average(model: Normed) -> None:
+    both = zip(model.teacher.buffers(), model.student.buffers(), strict=True)
+    for one, student in both:
+        one.copy_(one.lerp(student, 0.3) if one.is_floating_point() else student + 1)
+
+
+def reset(model: Normed) -> None:
+    """Forget the statistics once some have been seen, which each replica must see alike."""
+    if model.student[1].num_batches_tracked > 3 * MICRO_BATCHES:
+        model.student[1].reset_running_stats()
+
+
+ACTS = [(act, by) for act in (copy_all, average, reset) for by in (True, False)]
+
+
+@pytest.mark.parametrize(("act", "evaluates"), ACTS)
+def test_replicas_show_a_hook_the_statistics_of_the_run(act, evaluates, tmp_path):
+    job = job_of(act, kind=partial(Normed, evaluates=evaluates))
+    assert examine(job).one_process == ""
+    expected = plainly(job)
+    assert expected["buffers/student.1.running_mean"].abs().max() > 0
+    for number in range(2):
+        found = by_a_plan(job, tmp_path / str(number), run_processes, replicas=number + 1)
+        assert_near(found, expected)
+    assert_near(eagerly(job, tmp_path / "eager", 2, buffer_laws(job)), expected)
+
+
+def test_what_a_hook_without_the_module_does_to_statistics_is_for_one_process():
+    """It reaches it by no way that is known: nobody says that the optimizer stays whole."""
+
+    class Resets:
+        def __init__(self, model: nn.Module) -> None:
+            self.model = model
+
+        def __call__(self, *_: object) -> None:
+            self.model.student[1].reset_running_stats()
+
+    built: list[nn.Module] = []
+
+    def model() -> nn.Module:
+        built[:] = [Normed()]
+        return built[0]
+
+    def optimizer(weights) -> SGD:
+        made = SGD([p for p in weights if p.requires_grad], lr=0.1)
+        made.register_step_post_hook(Resets(built[0]))
+        return made
+
+    job = replaced(job_of(), model=model, optimizer=optimizer)
+    assert "running_mean" in examine(job).one_process
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_so_do_eager_replicas(ranks, tmp_path):
-    assert_near(eagerly(job_of(), tmp_path, ranks), plainly())
+    assert_near(eagerly(job_of(), tmp_path, ranks), plainly(job_of()))
 
 
 def test_the_plain_loop_goes_on_with_it_from_a_checkpoint(tmp_path):

@@ -30,7 +30,7 @@ class AsMade:
 
     def again(self) -> Any:
         """Return the object as it was."""
-        reader = _Reader(io.BytesIO(self._bytes))
+        reader = _CopyReader(io.BytesIO(self._bytes))
         reader.shared = self._shared
         return reader.load()
 
@@ -40,13 +40,13 @@ class AsMade:
 
     def _written(self) -> bytes:
         file = io.BytesIO()
-        writer = _Writer(file)
+        writer = _CopyWriter(file)
         writer.shared = self._shared
         writer.dump(self.of)
         return file.getvalue()
 
 
-class _Writer(pickle.Pickler):
+class _CopyWriter(pickle.Pickler):
     shared: dict[int, object]
 
     def persistent_id(self, obj: object, /) -> int | None:
@@ -62,7 +62,7 @@ class _Writer(pickle.Pickler):
         return _tensor, (flat.numpy().tobytes(), obj.dtype, tuple(obj.shape))
 
 
-class _Reader(pickle.Unpickler):
+class _CopyReader(pickle.Unpickler):
     shared: dict[int, object]
 
     def persistent_load(self, pid: int, /) -> object:

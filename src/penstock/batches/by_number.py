@@ -88,15 +88,25 @@ class Numbered(Protocol):
     def dataset(self) -> Any: ...
     @property
     def how(self) -> Batching: ...
+    def batch(self, number: Any) -> Batch: ...
+
+
+class NumberedEpochs(Numbered, Protocol):
+    """Such data whose epochs have as many micro-batches each."""
+
     def __len__(self) -> int: ...
-    def batch(self, number: int) -> Batch: ...
 
 
-def picked(data: Numbered, reads: ReadNumbers) -> Iterator[Batch]:
+def picked(data: NumberedEpochs, reads: ReadNumbers) -> Iterator[Batch]:
     """Return the micro-batches of these numbers, in this order."""
+    return made_of(data, reads.numbers(), len(data))
+
+
+def made_of(data: Numbered, numbers: Iterator[Any], epoch: int) -> Iterator[Batch]:
+    """Return the micro-batches that `data.batch` makes of these, in this order."""
     if not data.how.workers:
-        return Endless(map(data.batch, reads.numbers()), len(data))
-    return Endless(iter(data.how.loader(_ByNumber(data), _Numbers(reads))), len(data))
+        return Endless(map(data.batch, numbers), epoch)
+    return Endless(iter(data.how.loader(_ByNumber(data), numbers)), epoch)
 
 
 @final
@@ -106,7 +116,7 @@ class _ByNumber(Dataset[Batch]):
     def __init__(self, of: Numbered) -> None:
         object.__setattr__(self, "of", of)
 
-    def __getitem__(self, index: int) -> Batch:
+    def __getitem__(self, index: Any) -> Batch:
         return self.of.batch(index)
 
     def __getattr__(self, name: str) -> Any:
@@ -114,12 +124,3 @@ class _ByNumber(Dataset[Batch]):
 
     def __setattr__(self, name: str, value: object) -> None:
         setattr(self.of.dataset, name, value)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _Numbers:
-    reads: ReadNumbers
-
-    def __iter__(self) -> Iterator[int]:
-        return self.reads.numbers()

@@ -26,10 +26,10 @@ from torch.utils.data import (
 
 from penstock.batches.as_made import AsMade
 from penstock.batches.by_number import Map
+from penstock.batches.by_sampler import BySampler
 from penstock.batches.how import Batching, Collate, Last, named
 from penstock.batches.packed import Packed
 from penstock.batches.reads import Data
-from penstock.batches.sampled import Sampled
 from penstock.batches.stream import Stream
 from penstock.errors import JobError
 from penstock.job import Batch
@@ -105,7 +105,7 @@ def from_loader(
     own = collate, last or means, source.worker_init_fn
     how = Batching(size or 1, number, loader.num_workers, *own)
     if isinstance(order, AsMade):
-        return Sampled(dataset, how, order, whole)
+        return BySampler(dataset, how, order, whole)
     if not _is_map(dataset):
         return Stream(dataset, how)
     size, found = how.batch_size, Map(dataset, how, order)

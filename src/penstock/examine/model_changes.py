@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from penstock import _compat
 from penstock.job import Job
 from penstock.state.optimizer.rates import options_of
+from penstock.state.optimizer.reach import hook_with_module
 
 Facts = dict[str, object]
 
@@ -30,7 +31,8 @@ _SHOWN = (bool, int, float, str, type(None))
 class ChangeWatch:
     """Notes who changes what: {what: (who, before, after, step)}.
 
-    written:  the buffers that forward writes; an optimizer is to leave them alone.
+    written:  the buffers that forward writes; an optimizer is to leave them alone, unless a hook
+              has the module: then it stays whole, and ranks show it the buffers of the run.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -91,6 +93,8 @@ class ChangeWatch:
 
     def in_an_update(self) -> Facts:
         """Return what not even an update may change."""
+        if self.optimizer is not None and hook_with_module(self.optimizer):
+            return self.as_made()
         buffers = ((n, b) for n, b in self.model.named_buffers() if n in self.written)
         return {
             **self.as_made(),

@@ -46,7 +46,7 @@ def refuse_hooks(model: nn.Module) -> None:
 def hooked(
     gradients: Sequence[Tensor | None], names: Sequence[str], parameters: Mapping[str, Tensor]
 ) -> list[Tensor | None]:
-    """Return what the hooks of the parameters of these names make of their gradients."""
+    """Return these gradients as the hooks of their parameters leave them."""
     rows = zip(names, gradients, strict=True)
     return [None if each is None else _hooked(each, parameters[name]) for name, each in rows]
 

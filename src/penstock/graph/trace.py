@@ -388,9 +388,7 @@ class _TracedStep:
                         else value.detach().to(torch.float64, copy=True)
                         for name, value in zip(self.figures, found, strict=True)
                     ]
-                wanted = [state[name] for name in self.trainable]
-                grads = torch.autograd.grad(loss, wanted, flat[-1].to(loss), allow_unused=True)
-                grads = hooked(grads, self.trainable, self.own)
+                grads = self._gradients(loss, state, flat[-1].to(loss))
                 _write_replaced_buffers(self.model, state)  # autograd has read the old ones
             return [loss.detach(), *grads, *figures]
 
@@ -409,6 +407,13 @@ class _TracedStep:
         refuse_written(self.model, written)
         refuse_read(self.model, capture.constants.values(), written)
         return capture
+
+    def _gradients(
+        self, loss: Tensor, state: Mapping[str, Tensor], scale: Tensor
+    ) -> list[Tensor | None]:
+        wanted = [state[name] for name in self.trainable]
+        found = torch.autograd.grad(loss, wanted, scale, allow_unused=True)
+        return hooked(found, self.trainable, self.own)
 
     def _refuse_remade(self, state: Mapping[str, Tensor]) -> None:
         if not self.filled and remade(self.model, state):

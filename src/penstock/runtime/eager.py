@@ -399,6 +399,8 @@ class EagerRank:
             norm = float(clip_grad_norm_(self.parameters.values(), self.job.clip_norm))
             if self.is_guarded and not math.isfinite(norm):
                 self._refuse(norm)
+        if self.written is not None and self.updates.shows_model:
+            self.written.join((self.now + 1) * self.job.micro_batches, self.transport)
         given = {n: p.grad for n, p in self.parameters.items() if p.grad is not None}
         self.updates.step(self.now, given)
 

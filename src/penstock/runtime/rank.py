@@ -263,7 +263,8 @@ class Rank:
     def join_buffers(self, step: int) -> None:
         """Give the buffers that copies carry their values after so many steps of the run.
 
-        Every rank calls it at the same time, before the buffers are read.
+        Every rank calls it at the same time, before the buffers are read: between two steps, and
+        before an update that may look at them, or move them.
         """
         for _, carried in sorted(self.carried.items()):
             carried.join(self._first_number(step), self.transport)

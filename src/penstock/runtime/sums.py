@@ -403,8 +403,11 @@ def update_call(  # noqa: PLR0913 - what an update has to mind
     weights, progress = rank.weights_of(stage), rank.progress
     tell = tell_call(rank, step, has_loss=has_loss) if tells else None
     looks = rank.is_guarded and of(rank.device).is_queued
+    shows = not late and weights.updates is not None and weights.updates.shows_model
 
     def call() -> None:
+        if shows:
+            rank.join_buffers(progress.first_step + step + 1)
         if looks:
             are_there = has_loss and (tells or not late) and step not in progress.seen_losses
             look(rank, step, progress.losses[step] if are_there else ())

@@ -131,6 +131,7 @@ class Updates:
         self.parameters, self.loan, self.seed = parameters, loan, job.seed + SEED
         self.rates = Rates(job, whole.optimizer, schedule)
         is_whole = loan is not None if is_whole is None else is_whole
+        self.shows_model = is_whole and not self.is_plain  # to hooks, and to its own step
         self.own = (
             None if self.is_plain else ExtraState(self.optimizer, parameters, is_whole=is_whole)
         )

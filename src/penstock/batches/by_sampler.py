@@ -1,4 +1,4 @@
-"""Sampled: micro-batches of the samples that a loader's own sampler names, in its own order.
+"""By sampler: micro-batches of the samples that a loader's own sampler names, in its own order.
 
 A sampler cannot be asked for its samples from a number on.  It is gone through again from its
 beginning, as it was when the loader was handed over, epoch after epoch: numbers alone, of which a
@@ -6,22 +6,21 @@ million take a second; only samples that are asked for are read.
 """
 
 import itertools
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, final
 
-from torch.utils.data import Dataset
-
 from penstock.batches.as_made import AsMade
+from penstock.batches.by_number import made_of
 from penstock.batches.how import Batching, named, own_random, seed_all
-from penstock.batches.reads import Endless, ReadNumbers
+from penstock.batches.reads import ReadNumbers
 from penstock.errors import JobError
 from penstock.job import Batch
 
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class Sampled:
+class BySampler:
     """Micro-batches of a dataset with indexed samples, which a sampler names.
 
     sampler:  its numbers, one by one; or micro-batches of them, where it is `whole`.
@@ -38,21 +37,19 @@ class Sampled:
 
     def picked(self, reads: ReadNumbers) -> Iterator[Batch]:
         """Return the micro-batches of these numbers, in this order."""
-        rows = self.rows(reads)
-        if not self.how.workers:
-            return Endless((self.batch(*row) for row in rows), 0)
-        return Endless(iter(self.how.loader(_ByRow(self), _Rows(self, reads))), 0)
+        return made_of(self, self._named(reads), 0)
 
-    def batch(self, number: int, indices: list[Any]) -> Batch:
-        """Return micro-batch `number`, made of these samples."""
+    def batch(self, number: tuple[int, list[Any]]) -> Batch:
+        """Return the micro-batch of a number, made of these samples."""
+        at_number, indices = number
         with own_random():
             samples: list[Any] = []
             for at, index in enumerate(indices):
-                seed_all(self.how.seed, "sample", number, at)
+                seed_all(self.how.seed, "sample", at_number, at)
                 samples.append(self.dataset[index])
-            return self.how.collated(number, samples)
+            return self.how.collated(at_number, samples)
 
-    def rows(self, reads: ReadNumbers) -> Iterator[tuple[int, list[Any]]]:
+    def _named(self, reads: ReadNumbers) -> Iterator[tuple[int, list[Any]]]:
         """Yield the numbers of these micro-batches, and what each is made of."""
         places, source = set(reads.places), enumerate(self.groups())
         ahead: dict[int, list[Any]] = {}
@@ -140,30 +137,3 @@ class Sampled:
 
 def named_sampler(sampler: object) -> str:
     return f"sampler ({type(sampler).__name__})"
-
-
-@final
-class _ByRow(Dataset[Batch]):
-    """What the processes that read ahead read; to a worker_init_fn it is the dataset itself."""
-
-    def __init__(self, of: Sampled) -> None:
-        object.__setattr__(self, "of", of)
-
-    def __getitem__(self, index: Any) -> Batch:
-        return self.of.batch(*index)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.of.dataset, name)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        setattr(self.of.dataset, name, value)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _Rows(Iterable[Any]):
-    of: Sampled
-    reads: ReadNumbers
-
-    def __iter__(self) -> Iterator[Any]:
-        return self.of.rows(self.reads)
