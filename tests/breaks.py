@@ -5165,6 +5165,14 @@ BREAKS = (
         "a model of one stage whose buffers need one copy is refused with --ranks 2",
     ),
     Break(
+        "the plain loop draws what it likes",
+        "prove/prove.py",
+        'draws = any(effect == "random" for',
+        'draws = any(effect == "written" for',
+        ("tests/prove/test_prove.py",),
+        "a model with dropout differs from the plain loop in every proof",
+    ),
+    Break(
         "a hook is shown the statistics of its own replica",
         "runtime/sums.py",
         "        if shows:\n",

@@ -279,6 +279,42 @@ def test_joined_micro_batches_are_those_of_the_plain_loop(schedule):
     assert proof.differences[0].what == "data"
 
 
+class Drops(nn.Module):
+    """Layers with dropout, or without."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.share = share
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = nn.functional.dropout(layer(x), self.share)
+        return x.square().mean()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_plain_loop_looks_at_each_op_where_the_step_draws(share):
+    def data(start: int) -> Iterator[torch.Tensor]:
+        for number in count(start):
+            yield torch.randn(2, 4, generator=torch.Generator().manual_seed(number))
+
+    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return model(x)
+
+    def optimizer(weights) -> torch.optim.Optimizer:
+        return torch.optim.SGD(weights, lr=0.1)
+
+    job = ps.Job(lambda: Drops(share), loss, data, optimizer, micro_batches=2)
+    made = capture(job)
+    planned = Planned(job, made, plan_of(made.graph, "one_f_one_b", 1, 1, replicas=2))
+    assert proving.case_of(planned, (0,)).draws == (share > 0)
+    assert prove(planned, (0, 1)).problem == ""
+    first, second = (Plain(job, draws=draws).gradients(0).gradients for draws in (True, False))
+    same = all(torch.equal(first[name], second[name]) for name in first)
+    assert same == (share == 0)
+
+
 def test_steps_are_apart_and_within_the_run():
     assert steps_to_prove(0, 100) == (0, 5)
     assert steps_to_prove(7, 10) == (7, 9)

@@ -88,6 +88,7 @@ class Case:
     by_parts:  whether to update and compare one parameter after the other, for want of memory.
     model:     one that the job may hand out again, and that has to stay as it is.
     begun:     of an asynchronous run: whether a window is one of the run, by gradients that it had.
+    draws:     whether the step draws random numbers; a traced one tells.
     updates:   whether an update follows from a state; else a step is compared up to it.
     forgets:   asked where an audited step differs: why no update follows from a state; empty: it
                does.
@@ -105,6 +106,7 @@ class Case:
     by_parts: bool = False
     begun: bool = False
     model: nn.Module | None = None
+    draws: bool = True
     updates: bool = True
     forgets: Callable[[], str] = str
 
@@ -130,7 +132,7 @@ def plain_loop(case: Case, *, digests: bool = True) -> PlainLoop:
     }
     sums = RoundedSums(owners, job.sums) if job.sums in HALVES else None
     if case.rounded is None:
-        return PlainLoop(Plain(job, sums=sums), reads)
+        return PlainLoop(Plain(job, sums=sums, draws=case.draws), reads)
     parts = case.rounded
     rounded = Rounded(parts.capture, parts.stages, parts.program)
     return PlainLoop(Plain(merged(job, parts.joined), rounded, sums), reads)

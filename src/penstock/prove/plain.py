@@ -10,6 +10,7 @@ Where ranks hold back what they do not send, its sum is what they send and hold 
 
 import itertools
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -38,6 +39,7 @@ from penstock.state.optimizer.updates import SEED
 from penstock.state.optimizer_state import ExtraState, put_state, take_state
 from penstock.state.python_state import take_named
 
+NOTHING: AbstractContextManager[Any] = nullcontext()
 State = tuple[dict[str, Tensor], dict[str, object]]  # tensors and plain values by key
 
 
@@ -49,12 +51,21 @@ class PlainStep(NamedTuple):
 
 
 class Plain:
-    """The whole model, its optimizer, and the micro-batches in order."""
+    """The whole model, its optimizer, and the micro-batches in order.
+
+    draws:  whether forward and backward may draw random numbers.  Seeing to it that they are those
+            of the run is looking at each op, which takes longer than a small op does.
+    """
 
     def __init__(
-        self, job: Job, rounded: Rounded | None = None, sums: RoundedSums | None = None
+        self,
+        job: Job,
+        rounded: Rounded | None = None,
+        sums: RoundedSums | None = None,
+        *,
+        draws: bool = True,
     ) -> None:
-        self.job, self.rounded, self.sums = job, rounded, sums
+        self.job, self.rounded, self.sums, self.draws = job, rounded, sums, draws
         self.model = build_model(job)
         self.parameters = dict(self.model.named_parameters())
         whole = whole_optimizer(job, self.model, is_new=True)
@@ -103,10 +114,8 @@ class Plain:
         return PlainStep(float(torch.stack(losses).mean()), given)
 
     def _eagerly(self, index: int, batch: Any, *, backward: bool) -> Tensor:
-        with (
-            SeededRandom(micro_batch_seed(self.job.seed, index)),
-            cast_weights(self.job, self.model),
-        ):
+        seeded = SeededRandom(micro_batch_seed(self.job.seed, index)) if self.draws else NOTHING
+        with seeded, cast_weights(self.job, self.model):
             losses: list[Tensor] = []
             parts = parts_of(self.job, batch)
             for each in parts:

@@ -225,7 +225,8 @@ def case_of(
         case = replace(case, resume=resume, rounded=rounded, by_parts=by_parts)
         if job.sums in HALVES:
             case = replace(case, owners=_owners(plan, captured), joined=int(plan.terms.joined))
-        return replace(case, model=captured.model)
+        draws = any(effect == "random" for _, effect, _ in captured.graph.effects())
+        return replace(case, model=captured.model, draws=draws)
     if not begun:
         job = replace(job, optimizer=_sgd, learning_rate=None, scheduler=None)
     stages, graph = stages_of(plan, captured.graph), captured.graph
