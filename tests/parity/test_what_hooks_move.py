@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from penstock.checkpoints import checkpoint
+from penstock.errors import PenstockError
 from penstock.examine.examine import examine
 from penstock.job import Job
 from penstock.prove.plain import Plain
@@ -188,6 +189,13 @@ def test_replicas_show_a_hook_the_statistics_of_the_run(act, evaluates, tmp_path
         found = by_a_plan(job, tmp_path / str(number), run_processes, replicas=number + 1)
         assert_near(found, expected)
     assert_near(eagerly(job, tmp_path / "eager", 2, buffer_laws(job)), expected)
+
+
+def test_late_updates_cannot_show_them(tmp_path):
+    """A window's micro-batches go on while an update is made: there is no whole to be shown."""
+    run = run_of(job_of(average, kind=Normed), 1, "double_buffered", replicas=2)
+    with pytest.raises(PenstockError, match="may look at statistics that replicas put together"):
+        train(run, tmp_path, (STEPS,), run_threads)
 
 
 def test_what_a_hook_without_the_module_does_to_statistics_is_for_one_process():

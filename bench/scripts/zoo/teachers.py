@@ -143,7 +143,7 @@ class _Both(torch.optim.Optimizer):
             torch.optim.SGD(own, lr=rate)
             for own, rate in zip(parts.values(), (0.1, 0.05), strict=True)
         ]
-        super().__init__([weight for own in parts.values() for weight in own], {})
+        super().__init__([weight for own in parts.values() for weight in own], {"lr": 0.1})
 
     def step(self, closure=None):
         for one in self.inside:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from penstock import _compat
 from penstock.device import of
+from penstock.errors import PlanError
 from penstock.graph.parts import word_of
 from penstock.program.program import Reduce
 from penstock.runtime.calls import Call, StepResult
@@ -403,7 +404,10 @@ def update_call(  # noqa: PLR0913 - what an update has to mind
     weights, progress = rank.weights_of(stage), rank.progress
     tell = tell_call(rank, step, has_loss=has_loss) if tells else None
     looks = rank.is_guarded and of(rank.device).is_queued
-    shows = not late and weights.updates is not None and weights.updates.shows_model
+    shows = weights.updates is not None and weights.updates.shows_model
+    if shows and late and rank.carried.get(stage) is not None:
+        message = "an update may look at statistics that replicas put together once a window ends"
+        raise PlanError(message, hint="take a synchronous schedule, or one replica")
 
     def call() -> None:
         if shows:
