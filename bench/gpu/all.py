@@ -14,6 +14,8 @@ speed      GPT of 124 M and of 1 B in bfloat16 beside the usual loop and torch.c
 memory     the largest micro-batch of a GPT in 8 GiB: plans with activations copied away, and
            recomputed, beside save_on_cpu and torch.utils.checkpoint
 overlap    products and a copy to pinned memory at once
+told       a run of 200 steps with all that can be in far memory: audited to its end, in the memory
+           that its plan leaves; far memory as predicted; a breakdown of time; peaks by purpose
 several    two ranks, where there are as many GPUs: replicas, stages, ops divided, and sums in int8,
            by `penstock train`
 
@@ -208,6 +210,39 @@ def wrong_overlap(found: Figures) -> list[str]:
     return [] if gained else [f"{found['both_s']:.4f} s at once, the longer alone {longer:.4f} s"]
 
 
+def told(small: bool) -> Figures:
+    """Return what a run says of its audits, of far memory and of its time."""
+    with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+        asked = "train", f"{_JOBS}:plain", "--out", f"{folder}/run", "--no-trial", *_TOLD
+        done = subprocess.run(command("penstock", *asked), capture_output=True, text=True)
+        file = Path(folder) / "run" / "summary.json"
+        summary = json.loads(file.read_text()) if file.exists() else {}
+    names = ("audited", "audited_to", "steps", "held_bytes", "peak_bytes_measured", "mfu")
+    found = {name: summary.get(name) for name in names}
+    found |= {name: summary.get(name) for name in ("far_bytes_predicted", "far_bytes_measured")}
+    found["breakdown_s"] = [sum(row) for row in (summary.get("breakdown") or {}).get("seconds", ())]
+    return {"code": done.returncode, **found, "tail": (done.stdout + done.stderr)[-2000:]}
+
+
+_TOLD = ("--steps", "200", "--audit", "100%", "--units", "2", "--offload", "all", "--ranks", "1")
+
+
+def wrong_told(found: Figures) -> list[str]:
+    if found["code"]:
+        return [f"exit code {found['code']}: {found['tail']}"]
+    problems = [] if found["audited_to"] == found["steps"] else [str(found["audited"])]
+    pairs = zip(found["far_bytes_predicted"] or (), found["far_bytes_measured"] or (), strict=True)
+    off = [abs(expected / own - 1) for expected, own in pairs]
+    problems += [] if off and max(off) <= _FAR_OFF else [f"far memory is {off} off"]
+    parts = [sum(held.values()) for held in found["held_bytes"] or ()]
+    if parts != found["peak_bytes_measured"]:
+        problems.append(f"peaks are {found['peak_bytes_measured']}, their parts {parts}")
+    return problems + ([] if sum(found["breakdown_s"]) > 0 else ["no breakdown of time"])
+
+
+_FAR_OFF = 0.03  # rooms of a small job begin at pages
+
+
 def several(small: bool) -> Figures:
     """Return how replicas, stages, divided ops and sums in few numbers end on two GPUs."""
     from penstock.device import all_here
@@ -239,6 +274,7 @@ LINES = (
     Line("speed of 124 M", 120.0, lambda small: speed("gpt-124m", small), wrong_speed),
     Line("memory", 120.0, memory, wrong_memory),
     Line("speed of 1 B", 150.0, lambda small: speed("gpt-1b", small), wrong_speed),
+    Line("told", 90.0, told, wrong_told),
     Line("several", 150.0, several, wrong_several),
 )
 

@@ -92,16 +92,16 @@ def test_what_is_waited_for_inside_a_call_is_counted_once() -> None:
 
 
 def test_steps_are_divided_by_the_clock_of_a_device_where_it_has_one() -> None:
-    """The host queues a step in a moment; the device computes for 4 s and waits for 2 s and 1 s."""
+    """Of each of six steps of 14 s the device computes for 4 of 7, and waits for 2 and for 1."""
     waited = SimpleNamespace(to_receive_s=0.0, to_send_s=0.0)
     one = Meter(cast("Transport", SimpleNamespace(rank=0, waited=waited)))
     calls = (bound("compute", kind="F"), taken(), bound("collective", (0, 1)))
     for _ in range(6):
-        one.window(calls, [0.0, 0.1, 0.2, 0.3], 1)
+        one.window(calls, [0.0, 0.1, 0.2, 14.0], 1)
     typical = [meter.DeviceWindow(calls, [8.0, 12.0, 14.0, 15.0], 1)] * 2
     one.of_device(typical)
-    spent = one.spent(50.0, calls, [8.0, 12.0, 14.0, 15.0], 1)
+    spent = one.spent(90.0, calls, [8.0, 12.0, 14.0, 15.0], 1)
     parts = dict(spent.parts)
-    assert (parts["F"], parts["waiting"], parts["messages"]) == (24.0, 12.0, 0.0)
+    assert (parts["F"], parts["waiting"], parts["messages"]) == (48.0, 24.0, 0.0)
     (met,) = spent.meetings
-    assert (met.total_s, met.sample_s) == (6.0, (1.0, 1.0))
+    assert (met.total_s, met.sample_s) == (12.0, (1.0, 1.0))

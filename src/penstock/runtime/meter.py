@@ -54,11 +54,14 @@ class Meter:
         self.num_steps += num_steps
 
     def of_device(self, windows: "Sequence[DeviceWindow]") -> None:
-        """Divide the steps by what a device did in some of its windows, not by the host's calls.
+        """Divide the seconds of all windows as a device divides some of them, not as the host's
+        calls do, which only queue.
 
-        These only queue.  A wait for a message is the device's, between its marks.
+        Over a run the host, which waits once a step, takes as long as the device.  A wait for a
+        message is the device's, between its marks.
         """
-        scale = self.num_steps / sum(window.num_steps for window in windows)
+        shown_s = sum(window.marks[-1] - window.marks[0] for window in windows)
+        scale = sum(self.seconds.values()) / shown_s if shown_s else 0.0
         self.seconds, self._sampled = defaultdict(float), []
         for calls, marks, _ in windows:
             keys, places, meetings = self._places_of(calls)
