@@ -397,6 +397,21 @@ def test_a_writer_ends_at_the_last_word_though_the_pipe_stays_open(first):
     os.close(write)
 
 
+@pytest.mark.parametrize("word", [b"", writer.LOST, writer.END, writer.LOST + writer.END])
+def test_an_order_is_heard_though_the_last_word_comes_with_it(word, tmp_path):
+    """As of a rank that ends, or is killed, right after it has ordered."""
+    read, write = os.pipe()
+    ordered = Order(str(tmp_path), 3, 1, "-a", (0, 1), 0, Keep(), plain={})
+    os.write(write, ordered.line() + word)
+    os.close(write)
+    come = OrderLines(read)
+    heard = come.next()
+    assert heard is not None
+    assert heard.line() == ordered.line()
+    assert come.next() is None
+    os.close(read)
+
+
 def test_a_rank_that_ends_waits_for_no_process_that_its_data_has_forked(tmp_path, monkeypatch):
     monkeypatch.setattr(beside, "_PATIENCE_S", 20.0)
     own = beside.Beside(Order(str(tmp_path), 0, 0, "-a", (0,), 1, Keep()))

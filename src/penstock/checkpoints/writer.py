@@ -113,9 +113,11 @@ class OrderLines:
         self._is_lost = self._is_dropped = False
         while True:
             line = self._line()
-            if line is None and not self._read(None):
-                return None
-            if line is not None and line not in (LOST, DROP):  # about one that is complete
+            if line is None:
+                if self._has_ended:
+                    return None
+                self._read(None)
+            elif line not in (LOST, DROP):  # about one that is complete
                 return Order.of_line(line)
 
     def is_alone(self) -> bool:
@@ -141,14 +143,13 @@ class OrderLines:
         self._rest = rest
         return bytes(line + end)
 
-    def _read(self, wait_s: float | None) -> bool:
-        """Take what comes; return whether more may."""
+    def _read(self, wait_s: float | None) -> None:
+        """Take what comes."""
         if not self._has_ended and self._poll.poll(wait_s):
             more = os.read(self._file, 65536)
             self._rest += more
             self._has_ended = not more or self._rest.endswith(END)
             self._rest = self._rest.removesuffix(END)
-        return not self._has_ended
 
 
 def written(order: Order, memory: mmap.mmap, parent: int, orders: OrderLines) -> Reply:
