@@ -39,9 +39,9 @@ class Odd(metaclass=Unhashable):
 
 
 def maker():
-    def made() -> None: ...
+    def made_for_this_alone() -> None: ...
 
-    return made
+    return made_for_this_alone
 
 
 def test_functions_are_found_that_were_made_before_and_after() -> None:
@@ -102,7 +102,7 @@ def test_what_a_job_freezes_itself_is_found() -> None:
     gc.freeze()
     assert counter in alive.instances_of([Counter])
     gc.freeze()
-    assert made.__code__ in alive.codes_that(lambda code: code.co_name == "made")
+    assert made.__code__ in alive.codes_that(lambda code: code.co_name == "made_for_this_alone")
     gc.freeze()
     alive.set_apart()
     assert counter in alive.instances_of([Counter])
@@ -111,12 +111,14 @@ def test_what_a_job_freezes_itself_is_found() -> None:
 def test_code_is_found_of_what_was_made_before_and_after() -> None:
     before = maker()
     alive.set_apart()
-    assert alive.codes_that(lambda code: code.co_name == "made") == {before.__code__}
+    assert alive.codes_that(lambda code: code.co_name == "made_for_this_alone") == {before.__code__}
     assert alive.codes_that(lambda code: False) == set()
 
-    def since() -> None: ...
+    def since_then_alone() -> None: ...
 
-    assert alive.codes_that(lambda code: code.co_name == "since") == {since.__code__}
+    assert alive.codes_that(lambda code: code.co_name == "since_then_alone") == {
+        since_then_alone.__code__
+    }
 
 
 def test_classes_are_found_by_a_method_of_whatever_name() -> None:

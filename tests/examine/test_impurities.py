@@ -727,7 +727,21 @@ class Averaged(nn.Module):
         return self.net(x) - self.average(x).detach()
 
 
-def test_statistics_that_forward_and_a_hook_write_are_found_while_copies_are_equal() -> None:
+class AverageUpdate:
+    """Of a kind of its own, into which nobody looks."""
+
+    def __init__(self, of: Averaged) -> None:
+        self.of = of
+
+    def update(self, *_: object) -> None:
+        self.of.average.update_parameters(self.of.net)
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_statistics_that_forward_and_a_hook_write_are_found_while_copies_are_equal(
+    is_known: bool,
+) -> None:
+    """Unless the hook is known to have the module: then ranks show it the statistics of all."""
     built: list[Averaged] = []
 
     def model() -> nn.Module:
@@ -736,11 +750,16 @@ def test_statistics_that_forward_and_a_hook_write_are_found_while_copies_are_equ
 
     def optimizer(weights) -> torch.optim.Optimizer:
         made = sgd([weight for weight in weights if weight.requires_grad])
-        made.register_step_post_hook(lambda *_: built[0].average.update_parameters(built[0].net))
+        own, other = built[0], AverageUpdate(built[0])
+        if is_known:
+            made.register_step_post_hook(lambda *_: own.average.update_parameters(own.net))
+        else:
+            made.register_step_post_hook(other.update)
         return made
 
     found = impurities(Job(model, square, data, optimizer))
-    assert "average.module.0.running_mean" in " ".join(one.what for one in found)
+    named = "average.module.0.running_mean" in " ".join(one.what for one in found)
+    assert named != is_known
 
 
 def test_layer_that_learns_only_from_some_step_on_is_found() -> None:

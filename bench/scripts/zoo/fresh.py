@@ -62,8 +62,10 @@ def clipped_by_the_norm_of_all_from_step_fourteen() -> ps.Job:
 class _Averaged(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        layers = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Tanh(), nn.Linear(WIDTH, 4)
-        self.net = nn.Sequential(*layers)
+        first = nn.Linear(
+            WIDTH, WIDTH, bias=False
+        )  # a norm follows: its gradient would be rounding
+        self.net = nn.Sequential(first, nn.BatchNorm1d(WIDTH), nn.Tanh(), nn.Linear(WIDTH, 4))
         average = get_ema_multi_avg_fn(0.9)
         self.average = AveragedModel(self.net, multi_avg_fn=average, use_buffers=True)
         self.average.requires_grad_(False)
