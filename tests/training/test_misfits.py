@@ -197,10 +197,35 @@ def followed() -> Job:
     return replace(made, model=model, optimizer=optimizer)
 
 
+class Startled(nn.Module):
+    """It notes what is unusually large, which only one of two replicas has seen."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 4)
+        self.register_buffer("most", torch.ones(()))
+
+    def forward(self, x):
+        if x.abs().max() > 20:
+            self.most.copy_(x.abs().max())
+        return self.head(x)
+
+
+ASKED = {"ranks": 2, "num_steps": 3, "trial": False, "audit": "0"}
+
+
 def test_replicas_that_cannot_share_a_step_are_one_process(tmp_path):
-    asked = {"ranks": 2, "num_steps": 3, "trial": False, "audit": "0"}
-    trained = ps.train(followed(), out=tmp_path / "run", **asked)
-    assert "one process, the plain loop itself" in str(trained.summary["checked"])
+    own = replace(job_of(lambda k, x: {"x": x * 100 if k == 9 else x}), model=Startled)
+    trained = ps.train(own, out=tmp_path / "run", **ASKED)
+    checked = str(trained.summary["checked"])
+    assert "one process, the plain loop itself: 2 replicas would train something else" in checked
+    assert "writes most in some steps only" in checked
+
+
+def test_replicas_show_a_hook_the_statistics_of_all(tmp_path):
+    trained = ps.train(followed(), out=tmp_path / "run", **ASKED)
+    assert "equal to the plain loop" in str(trained.summary["checked"])
+    assert "copies equal" in str(trained.summary["checked"])
 
 
 def test_replicas_that_find_so_late_go_on_in_one_process(tmp_path):
