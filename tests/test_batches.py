@@ -523,7 +523,7 @@ def test_last_samples_of_a_sampler_are_dropped_filled_up_or_wrapped():
         ("wrap", [one[6], *two[:2]]),
     ):
         assert named(ps.from_loader(loader, last=last)(2), 1) == [third]
-    with pytest.raises(JobError, match="last micro-batch has 1 samples, the others 3"):
+    with pytest.raises(JobError, match="sampler ends with 1 samples; a micro-batch has 3"):
         named(ps.from_loader(loader)(0), 3)
 
 

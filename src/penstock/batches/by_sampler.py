@@ -92,18 +92,7 @@ class BySampler:
                 yield rest
                 rest = []
         self._check_count(count, size)
-        match self.how.last if rest else "drop":
-            case "drop":
-                return []
-            case "wrap":
-                return rest
-            case "pad":
-                yield rest + first[: size - len(rest)]
-                return []
-            case None:
-                message = f"the loader's last micro-batch has {len(rest)} samples, the others"
-                hint = 'set drop_last=True, or ps.from_loader(loader, last="drop"), "pad" or "wrap"'
-                raise JobError(f"{message} {size}", hint=hint)
+        return (yield from self.how.left_over(rest, first, "the loader's sampler"))
 
     def _drawn(self, sampler: Any, epoch: int) -> Iterator[Any]:
         """Yield what a sampler names in an epoch; what it draws follows from seed and place."""

@@ -49,6 +49,27 @@ class Batching:
         seed_all(self.seed, "batch", number)
         return self.collate(samples)
 
+    def left_over(
+        self, rest: list[Any], first: list[Any], what: str
+    ) -> Generator[list[Any], None, list[Any]]:
+        """Yield what becomes of the samples left over, if there are any; return those that stay.
+
+        first:    the samples of the epoch's first micro-batch; `what` has such epochs.
+        Raises:   JobError: nobody has said.
+        """
+        match self.last if rest else "drop":
+            case "drop":
+                return []
+            case "wrap":
+                return rest
+            case "pad":
+                yield rest + first[: self.batch_size - len(rest)]
+                return []
+            case None:
+                message = f"an epoch of {what} ends with {len(rest)} samples"
+                hint = 'ps.from_loader(loader, last="drop"), "pad" or "wrap"; or drop_last=True'
+                raise JobError(f"{message}; a micro-batch has {self.batch_size}", hint=hint)
+
     def loader(self, dataset: Any, numbers: Iterable[int] | None = None) -> "DataLoader[Any]":
         """Return what reads ahead in other processes; `dataset` gives whole micro-batches."""
         _compat.let_sockets_have_no_files()

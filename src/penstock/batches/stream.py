@@ -1,7 +1,7 @@
 """Stream: micro-batches of a dataset that can only be read from its beginning."""
 
 import itertools
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, final
@@ -85,7 +85,7 @@ class Stream:
                     first = first or list(group)
                     yield group
             check_length(self.dataset, count, size)
-            rest = yield from self._left_over(rest, first)
+            rest = yield from self.how.left_over(rest, first, named(self.dataset))
 
     def _epoch(self, epoch: int, group: list[Any]) -> Iterator[list[Any]]:
         """Yield an epoch by micro-batches, `group` begins the first; the last is not whole."""
@@ -106,24 +106,6 @@ class Stream:
                     group += [] if ended else [sample]
             yield group
             group = []
-
-    def _left_over(
-        self, rest: list[Any], first: list[Any]
-    ) -> Generator[list[Any], None, list[Any]]:
-        """Yield what becomes of the samples left over, if there are any; return those that stay."""
-        size = self.how.batch_size
-        match self.how.last if rest else "drop":
-            case "drop":
-                return []
-            case "wrap":
-                return rest
-            case "pad":
-                yield rest + first[: size - len(rest)]
-                return []
-            case None:
-                message = f"an epoch of {named(self.dataset)} ends with {len(rest)} samples"
-                hint = 'ps.from_loader(loader, last="drop"), "pad" or "wrap"; or drop_last=True'
-                raise JobError(f"{message}; a micro-batch has {size}", hint=hint)
 
 
 @final
