@@ -12,10 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.errors import PlanError
 from penstock.members.encrypted import (
     MARK,
     MOST_UNKNOWN_BYTES,
     EncryptedLine,
+    check_installed,
     identity_of,
     is_encrypted,
     new_token,
@@ -56,12 +58,18 @@ def test_openssl_takes_key_certificate_and_signature(token: bytes, tmp_path_fact
         }
         return subprocess.run([str(OPENSSL), *words], check=True, **about).stdout
 
-    (folder / "both").write_text(own.pem)
-    assert "EC Key valid." in said("ec", "-in", "both", "-check", "-noout")
+    (folder / "both").write_bytes(own.pem)
     strict = "verify", "-check_ss_sig", "-CAfile", "both", "both"
     assert said(*strict) == "both: OK\n"
-    said("ec", "-in", "both", "-pubout", "-out", "public")
+    said("pkey", "-in", "both", "-pubout", "-out", "public")
     assert (folder / "public").read_text() == said("x509", "-in", "both", "-pubkey", "-noout")
+
+
+def test_a_host_without_the_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(PlanError, match="need the package cryptography") as caught:
+        check_installed()
+    assert 'pip install "penstock[tls]"' in caught.value.hint
 
 
 def pair(one: bytes, other: bytes) -> tuple[EncryptedLine, EncryptedLine]:
@@ -223,12 +231,13 @@ def test_lines_carry_words_of_any_size_both_ways_from_any_thread() -> None:
         for count in range(20):
             own.put(1, f"{name} {count}", text[: 15_000 * count])
 
-    threads = [threading.Thread(target=puts, args=(m, n)) for m in (one, other) for n in "ab"]
+    by = ((one, "a"), (one, "b"), (other, "c"), (other, "d"))  # so that each is known to have come
+    threads = [threading.Thread(target=puts, args=pair) for pair in by]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    keys = [f"{name} {count}" for name in "ab" for count in range(20)]
+    keys = [f"{name} {count}" for name in "abcd" for count in range(20)]
     for own in (one, other):
         assert own.wait(lambda own=own: all(own.found(1, key) is not None for key in keys), LIMIT_S)
         assert own.found(1, "a 19") == text[: 15_000 * 19]

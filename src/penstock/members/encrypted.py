@@ -1,45 +1,45 @@
 """Encrypted: lines between members inside TLS, where a run asks for it.
 
 The token of such a run begins with a mark, so whoever has the token knows it.  From the token all
-members make one key on the curve P-256, and one certificate that it has signed.  Each end of a line
-shows that certificate, and takes no other.  So nobody has to be handed a second secret or a file,
-and who does not know the token gets no further than the handshake.  Inside, members prove the token
-and seal their messages as on any line (proof.py): keys of a session are those of that line alone,
-and who learns the token later reads nothing of what was said before.
+members make one Ed25519 key, and one certificate that it has signed: such a signature has no random
+part, so all make the same.  Each end of a line shows that certificate, and takes no other.  So
+nobody has to be handed a second secret or a file, and who does not know the token gets no further
+than the handshake.  Inside, members prove the token and seal their messages as on any line
+(proof.py): keys of a session are those of that line alone, and who learns the token later reads
+nothing of what was said before.
 
-Source:   SEC 1 (curves, signatures), RFC 5280 (certificates), RFC 8446 (TLS 1.3).
+Source:   RFC 5280 (certificates), RFC 8032 (Ed25519), RFC 8446 (TLS 1.3).
 """
 
-import base64
-import hashlib
 import hmac
+import importlib.util
 import secrets
 import ssl
 import tempfile
 import threading
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import lru_cache
-from typing import NamedTuple, TypeAlias, final
+from typing import NamedTuple, final
 
+from penstock.errors import PlanError
 from penstock.members.words import WireError
 
 MARK = b"TLS\0"
 MOST_UNKNOWN_BYTES = 2**12  # that a peer may send before its handshake is over
 _TOKEN_BYTES = 32
 _READ_BYTES = 2**16
+_FROM, _TO = datetime(2000, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)  # any clock's
 
-# P-256: the points of y^2 = x^3 - 3 x + b modulo _P; _ORDER of them, multiples of (_X, _Y)
-_P = 2**256 - 2**224 + 2**192 + 2**96 - 1
-_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
-_X = 0x6B17D1F2E12C4247F8BCE6E563A440F277037D812DEB33A0F4A13945D898C296
-_Y = 0x4FE342E2FE1A7F9B8EE7EB4A7C0F9E162BCE33576B315ECECBB6406837BF51F5
-_Point: TypeAlias = tuple[int, int] | None  # None: the point at infinity
 
-_NAMES_CURVE = bytes.fromhex("06082a8648ce3d030107")
-_NAMES_KEY = bytes.fromhex("06072a8648ce3d0201")
-_NAMES_SIGNATURE = bytes.fromhex("06082a8648ce3d040302")  # ecdsa-with-SHA256
-_NAMES_COMMON_NAME = bytes.fromhex("0603550403")
-_FROM, _TO = b"20000101000000Z", b"99991231235959Z"  # clocks of hosts may say anything
+def check_installed() -> None:
+    """Raise where nothing makes certificates.
+
+    Raises:   PlanError.
+    """
+    if importlib.util.find_spec("cryptography") is None:
+        message = "lines inside TLS need the package cryptography, which is not installed"
+        raise PlanError(message, hint='install it on every host: pip install "penstock[tls]"')
 
 
 def new_token(*, is_encrypted: bool) -> bytes:
@@ -54,106 +54,30 @@ def is_encrypted(token: bytes) -> bool:
     return token.startswith(MARK)
 
 
-# -- the key and the certificate ------------------------------------------------------------------
-
-
 class Identity(NamedTuple):
-    """What each member shows: a key and the certificate that it has signed, as DER."""
+    """What each member shows: its certificate as DER; and that as PEM, behind the key."""
 
-    key: bytes
     certificate: bytes
-
-    @property
-    def pem(self) -> str:
-        """Return both as text."""
-        return _pem("EC PRIVATE KEY", self.key) + _pem("CERTIFICATE", self.certificate)
+    pem: bytes
 
 
 def identity_of(token: bytes) -> Identity:
     """Return the identity that a token makes; the same for all who have it."""
-    secret = _number(token, b"key")
-    point = _times(secret, (_X, _Y))
-    assert point is not None, "the number is less than the order of the curve"
-    public = b"\4" + b"".join(number.to_bytes(32) for number in point)
-    key = _der(
-        0x30,
-        _integer(1),
-        _der(0x04, secret.to_bytes(32)),
-        _der(0xA0, _NAMES_CURVE),
-        _der(0xA1, _der(0x03, b"\0" + public)),
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        NoEncryption,
+        PrivateFormat,
     )
-    signed_by = _der(0x30, _NAMES_SIGNATURE)
-    name = _der(0x30, _der(0x31, _der(0x30, _NAMES_COMMON_NAME, _der(0x0C, b"penstock"))))
-    content = _der(
-        0x30,
-        _integer(_number(token, b"serial") >> 128),
-        signed_by,
-        name,
-        _der(0x30, _der(0x18, _FROM), _der(0x18, _TO)),
-        name,
-        _der(0x30, _der(0x30, _NAMES_KEY, _NAMES_CURVE), _der(0x03, b"\0" + public)),
-    )
-    signature = _signature(secret, _number(token, b"once"), content)
-    return Identity(key, _der(0x30, content, signed_by, _der(0x03, b"\0" + signature)))
 
-
-def _number(token: bytes, what: bytes) -> int:
-    """Return a number from 1 to the order of the curve less 1 that only the token tells."""
-    digest = hmac.digest(token, b"penstock tls " + what, "sha512")
-    return 1 + int.from_bytes(digest) % (_ORDER - 1)
-
-
-def _signature(secret: int, once: int, content: bytes) -> bytes:
-    """Return the signature of a certificate; `once` signs nothing else."""
-    point = _times(once, (_X, _Y))
-    assert point is not None, "the number is less than the order of the curve"
-    first = point[0] % _ORDER
-    digest = int.from_bytes(hashlib.sha256(content).digest())
-    second = pow(once, -1, _ORDER) * (digest + first * secret) % _ORDER
-    return _der(0x30, _integer(first), _integer(second))
-
-
-def _times(number: int, point: _Point) -> _Point:
-    """Return a multiple of a point of the curve."""
-    total: _Point = None
-    while number:
-        if number & 1:
-            total = _plus(total, point)
-        point = _plus(point, point)
-        number >>= 1
-    return total
-
-
-def _plus(one: _Point, other: _Point) -> _Point:
-    if one is None or other is None:
-        return one or other
-    (x, y), (x_other, y_other) = one, other
-    if x == x_other and (y + y_other) % _P == 0:
-        return None
-    if one == other:
-        slope = (3 * x * x - 3) * pow(2 * y, -1, _P) % _P
-    else:
-        slope = (y_other - y) * pow(x_other - x, -1, _P) % _P
-    x_sum = (slope * slope - x - x_other) % _P
-    return x_sum, (slope * (x - x_sum) - y) % _P
-
-
-def _der(tag: int, *parts: bytes) -> bytes:
-    """Return a value as DER: its tag, its length, its content."""
-    content = b"".join(parts)
-    size = len(content)
-    length = size.to_bytes((size.bit_length() + 7) // 8 or 1)
-    head = bytes([tag, size]) if size < 128 else bytes([tag, 128 + len(length)]) + length
-    return head + content
-
-
-def _integer(number: int) -> bytes:
-    return _der(0x02, number.to_bytes(number.bit_length() // 8 + 1))
-
-
-def _pem(what: str, der: bytes) -> str:
-    text = base64.encodebytes(der).decode()
-    return f"-----BEGIN {what}-----\n{text}-----END {what}-----\n"
+    key = Ed25519PrivateKey.from_private_bytes(hmac.digest(token, b"penstock tls key", "sha256"))
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "penstock")])
+    unsigned = x509.CertificateBuilder().subject_name(name).issuer_name(name)
+    unsigned = unsigned.public_key(key.public_key()).serial_number(1)
+    made = unsigned.not_valid_before(_FROM).not_valid_after(_TO).sign(key, None)
+    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return Identity(made.public_bytes(Encoding.DER), secret + made.public_bytes(Encoding.PEM))
 
 
 # -- lines ----------------------------------------------------------------------------------------
@@ -164,7 +88,7 @@ def _contexts(token: bytes) -> tuple[bytes, ssl.SSLContext, ssl.SSLContext]:
     """Return the certificate of a run, and how those that call and those that are called speak."""
     own = identity_of(token)
     contexts = [ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)]
-    with tempfile.NamedTemporaryFile("w", prefix="penstock-") as file:  # its owner alone reads it
+    with tempfile.NamedTemporaryFile(prefix="penstock-") as file:  # its owner alone reads it
         file.write(own.pem)
         file.flush()
         for context in contexts:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, final
 
-from penstock.members.encrypted import EncryptedLine, is_encrypted
+from penstock.members.encrypted import EncryptedLine, check_installed, is_encrypted
 from penstock.members.gate import CALL_S, Gate, MeshLine
 from penstock.members.proof import Handshake
 from penstock.members.standing import Stands
@@ -86,6 +86,8 @@ class Mesh:
         self.greets: Callable[[], Welcome] | None = None
         self.looks: Callable[[], Stands] = lambda: "goes"
         self._standing: set[int] = set()  # members whose steps stand
+        if is_encrypted(token):
+            check_installed()
         self._token, self._silent_s = token, silent_s
         self._store: dict[tuple[int, str], str] = {}
         self._lines: dict[int, MeshLine] = {}

@@ -29,6 +29,7 @@ from penstock.device import here, idle_words
 from penstock.errors import JobError, PenstockError, PlanError, RunError
 from penstock.job import Job
 from penstock.listener import SILENT, Listener, Row, SaysOnly
+from penstock.members.encrypted import check_installed
 from penstock.members.notice import place_of_notice
 from penstock.pilot.goal import Goal, GoalWatch
 from penstock.pilot.wishes import POLICY
@@ -358,10 +359,12 @@ def _check_elastic(options: Options) -> None:
 
     Raises:   PlanError.  RunError: what is said of notices names no place for them.
     """
-    if not options.get("elastic"):
-        if options.get("tls"):
+    if options.get("tls"):
+        if not options.get("elastic"):
             message = "tls is of the lines between ranks of an elastic run, and this one has none"
             raise PlanError(message, hint="give --elastic, too, or leave out --tls")
+        check_installed()
+    if not options.get("elastic"):
         return
     place_of_notice()
     if options.get("eager"):
