@@ -89,7 +89,7 @@ class PlacedModel:
 
     of: Callable[[], Any]
     start: Mapping[str, Any] = field(compare=False)
-    per_step: int = 1
+    per_step: int
 
     def __call__(self) -> Any:
         """Return the author's module, with one more submodule.

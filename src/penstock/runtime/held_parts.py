@@ -28,8 +28,7 @@ def held_parts(rank: "Rank") -> dict[str, int]:
 def far_bytes_of(rank: "Rank") -> int:
     """Return the bytes of far memory that a rank has; on a GPU they are pinned memory."""
     weights = rank.weights.values()
-    away = rank._far.values()  # pyright: ignore[reportPrivateUsage] - as its own code has it
-    memories = [frames.memory for frames in away]
+    memories = [frames.memory for frames in rank.away]
     memories += [w.far_state.memory for w in weights if w.far_state is not None]
     memories += [w.shard.far_memory for w in weights if w.shard is not None]
     return sum(memory.size_bytes for memory in memories if memory is not None)

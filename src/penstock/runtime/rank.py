@@ -375,6 +375,11 @@ class Rank:
         parts = Counter(node for node, _ in self.stages.stages[stage].backward.gradients)
         return frozenset(node for node, count in parts.items() if count == 1) - tied
 
+    @property
+    def away(self) -> tuple[FarFrames, ...]:
+        """Return what moves activations of the stages that live here to far memory, as made yet."""
+        return tuple(self._far.values())
+
     def far_frames(self, stage: int) -> FarFrames:
         """Return what moves the activations of a stage that lives here to far memory."""
         if stage not in self._far:
