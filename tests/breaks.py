@@ -677,8 +677,8 @@ BREAKS = (
     Break(
         "divided_mean_not_shared",
         "graph/joined/over_samples.py",
-        "    return Sum(made.op(node, aten.mul.Tensor, mean, made.times))",
-        "    return Sum(mean)",
+        "    return SumOfAll(made.op(node, aten.mul.Tensor, mean, made.times))",
+        "    return SumOfAll(mean)",
         ("tests/graph/joined/test_divided.py",),
         "a part adds its own mean, as often as there are parts",
     ),
@@ -2680,7 +2680,7 @@ BREAKS = (
     Break(
         "sums_at_the_end",
         "program/lower.py",
-        "at = end if how in AT_THE_END else max",
+        "at = end if word in AT_THE_END else max",
         "at = end if end else max",
         ("tests/program/test_lower.py",),
         "sums wait for the last backward of all stages",
@@ -2697,16 +2697,16 @@ BREAKS = (
     Break(
         "sum_not_awaited",
         "runtime/lane.py",
-        "for reduce, begun, after in wanted:",
-        "for reduce, begun, after in wanted[:1]:",
+        "for one, begun, after in wanted:",
+        "for one, begun, after in wanted[:1]:",
         ("tests/runtime/test_lane.py",),
         "an update that waits for the first of the sums under way only",
     ),
     Break(
         "sum_overtakes",
         "runtime/lane.py",
-        "        if len(reduce.ranks) > 1 or reduce.how not in _BESIDE:\n"
-        "            yield from self.waits(ends=reduce.how not in _BESIDE)\n",
+        "        if len(reduction.ranks) > 1 or not is_sum:\n"
+        "            yield from self.waits(ends=not is_sum)\n",
         "",
         ("tests/runtime/test_lane.py",),
         "the last sum of a step runs beside those before it, with the same ranks",
@@ -2746,8 +2746,8 @@ BREAKS = (
     Break(
         "gathers_behind_tied",
         "program/passes/shard.py",
-        'if instruction.how == "tied" and len(instruction.ranks) > 1:',
-        'if instruction.how == "tied" and len(instruction.ranks) > 9:',
+        'if instruction.word == "tied" and len(instruction.ranks) > 1:',
+        'if instruction.word == "tied" and len(instruction.ranks) > 9:',
         ("tests/program/test_shard.py",),
         "a gather behind the sum of a tied parameter that waits for what is gathered",
     ),
@@ -3074,8 +3074,8 @@ BREAKS = (
     Break(
         "sums_of_one_part",
         "simulate/prepare.py",
-        "return 2 * part * float(reduce.size_bytes) / reduce.every, 0.0",
-        "return part * float(reduce.size_bytes) / reduce.every, 0.0",
+        "            return 2 * part * size_bytes, 0.0",
+        "            return part * size_bytes, 0.0",
         ("tests/simulate/test_reference.py",),
         "a sum crosses the link twice, once back",
     ),
@@ -3551,7 +3551,7 @@ BREAKS = (
     ),
     Break(
         "two_replicas_summed",
-        "program/reductions.py",
+        "program/needed.py",
         "_union(replica[stage] for replica in group)",
         "_union(replica[stage] for replica in group[:2])",
         ("tests/program/test_lower.py",),
@@ -4263,7 +4263,7 @@ BREAKS = (
     ),
     Break(
         "averages_of_every_step",
-        "program/instructions.py",
+        "program/reductions.py",
         "(step + 1 - self.first) % self.every == 0",
         "True",
         ("tests/program/test_averages.py::test_each_round_of_gossip_has_its_turn",),
@@ -4633,7 +4633,7 @@ BREAKS = (
     Break(
         "noise_of_one_replica",
         "runtime/sums.py",
-        "is_telling = rank.rank == min(reduce.ranks)",
+        "is_telling = rank.rank == min(wanted.ranks)",
         "is_telling = True",
         ("tests/parity/test_noise.py",),
         "each replica tells of the same sum, which counts twice",
@@ -5531,7 +5531,7 @@ BREAKS = (
     Break(
         "a vote is believed before it is known that its sum has run",
         "members/vote.py",
-        "        if count != len(reduce.ranks):\n",
+        "        if count != len(commit.ranks):\n",
         "        if count < 0:\n",
         ("tests/members/test_vote.py",),
         "after an abort weights are updated by what was in memory",

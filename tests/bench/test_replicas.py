@@ -10,7 +10,8 @@ from bench.models import TINY
 from penstock.graph.trace import capture
 from penstock.plan.lower import lower_plan
 from penstock.profile.measure import measure
-from penstock.program.program import Compute, Reduce
+from penstock.program.program import Compute
+from penstock.program.reductions import Reduction
 from tests.bench.sides import play_tiny
 
 
@@ -19,7 +20,7 @@ def test_gradients_of_every_unit_but_the_last_are_summed_beside_the_backward():
     plan = replicas.plan_of(captured, 4, 1)
     code = lower_plan(plan, captured.graph).code[0]
     last = max(at for at, one in enumerate(code) if isinstance(one, Compute))
-    sums = [at for at, one in enumerate(code) if isinstance(one, Reduce)]
+    sums = [at for at, one in enumerate(code) if isinstance(one, Reduction)]
     assert plan.num_stages == len(sums) >= TINY.blocks
     assert sum(at > last for at in sums) == 1
 

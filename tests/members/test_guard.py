@@ -14,13 +14,14 @@ from torch import nn
 from penstock.cluster import Host
 from penstock.errors import PlanError, ProgramError
 from penstock.graph.optimizer import WholeOptimizer
-from penstock.members.guard import Guard, _divided
+from penstock.members.guard import Guardian, _divided
 from penstock.pilot import redundancy
 from penstock.pilot.losses import PlanBasis, committing
 from penstock.plan import Guarding, Plan
 from penstock.plan.lower import lower_plan, stages_of
 from penstock.profile.kinds import places_of
-from penstock.program.program import Program, Reduce
+from penstock.program.program import Program
+from penstock.program.reductions import Reduction
 from penstock.simulate.guards import guard_costs
 from penstock.transport.threads import ThreadTransport
 from tests.members import runs
@@ -41,9 +42,9 @@ def test_a_guard_holds_and_gets_what_was_predicted(
     ways, guard = runs.ways_of("gpt", "adamw", 3), Guarding(every, 2)
     plan = runs.plan_for(ways, 3, 1, guard=guard)
     held, sent = dict[int, int](), dict[int, int]()
-    counts = Guard.counts
+    counts = Guardian.counts
 
-    def counted(one: Guard, done: int) -> None:
+    def counted(one: Guardian, done: int) -> None:
         kept = one._copy
         assert kept is not None
         if (last := kept.record(done - 1)) is not None and done:
@@ -53,7 +54,7 @@ def test_a_guard_holds_and_gets_what_was_predicted(
 
     if not shares:
         monkeypatch.setattr(ThreadTransport, "bind_memory", lambda *about: None)
-    monkeypatch.setattr(Guard, "counts", counted)
+    monkeypatch.setattr(Guardian, "counts", counted)
     told = runs.run(ways, {3: plan}, 3, tmp_path)
     check(told, "gpt", killed=0)
     (way,), graph = ways.ways, ways.ways[0].captured.graph
@@ -71,13 +72,13 @@ def test_ranks_with_few_and_with_many_parameters_begin_together(
 ) -> None:
     """Where no memory is shared each waits for as many records as the others send."""
     ways, groups = runs.ways_of("gpt", "adamw", 3), dict[int, int]()
-    begin = Guard.begin
+    begin = Guardian.begin
 
-    def noted(one: Guard, step: int) -> int:
+    def noted(one: Guardian, step: int) -> int:
         groups[one.rank.rank] = len(one._giver.groups)
         return begin(one, step)
 
-    monkeypatch.setattr(Guard, "begin", noted)
+    monkeypatch.setattr(Guardian, "begin", noted)
     monkeypatch.setattr(ThreadTransport, "bind_memory", lambda *about: None)
     plan = runs.plan_for(ways, 3, 1, guard=Guarding(99, 1))
     check(runs.run(ways, {3: plan}, 3, tmp_path), "gpt", killed=0)
@@ -216,7 +217,7 @@ def test_a_program_gives_to_guards_before_the_word_and_can_be_saved(tmp_path: Pa
     graph = ways.ways[0].captured.graph
     program = lower_plan(pipeline(ways, guard=Guarding(2)), graph)
     for code in program.code:
-        hows = [each.how for each in code if isinstance(each, Reduce)]
+        hows = [each.word for each in code if isinstance(each, Reduction)]
         assert hows[-2:] == ["guard", "commit"]
     program.save(tmp_path / "program.json")
     assert Program.load(tmp_path / "program.json").guard == Guarding(2)
@@ -239,10 +240,10 @@ def test_a_record_has_what_the_optimizer_keeps_now(
 ) -> None:
     """Also where it keeps something else than before: as one that makes its state anew does."""
     ways = runs.ways_of("gpt", "adamw", 3)
-    plan, exchange = runs.plan_for(ways, 3, 1, guard=Guarding(every, 1)), Guard.exchange
+    plan, exchange = runs.plan_for(ways, 3, 1, guard=Guarding(every, 1)), Guardian.exchange
     looked = set[int]()
 
-    def renewed(one: Guard, reduce: Reduce) -> None:
+    def renewed(one: Guardian, reduce: Reduction) -> None:
         step, (weights,) = one.rank.progress.first_step + reduce.step, one.rank.weights.values()
         assert weights.optimizer is not None
         state = weights.optimizer.state
@@ -259,6 +260,6 @@ def test_a_record_has_what_the_optimizer_keeps_now(
         assert all(torch.equal(a, b) for a, b in zip(kept, tensors.values(), strict=True))
         looked.add(step)
 
-    monkeypatch.setattr(Guard, "exchange", renewed)
+    monkeypatch.setattr(Guardian, "exchange", renewed)
     check(runs.run(ways, {3: plan}, 3, tmp_path), "gpt", killed=0)
     assert looked == {*range(ways.ways[0].job.num_steps)}

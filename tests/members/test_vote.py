@@ -8,7 +8,7 @@ import torch
 
 from penstock.members import vote
 from penstock.members.vote import Vote, Wishes
-from penstock.program.program import Reduce
+from penstock.program.reductions import Commit
 from penstock.runtime.calls import Progress
 from penstock.runtime.host_numbers import UnseenNorm
 from penstock.transport import TransportError
@@ -31,7 +31,7 @@ def _queued(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vote, "of", lambda place: device)
 
 
-ALL = Reduce("commit", 0, (0, 1), 0, 0)
+ALL = Commit((0, 1))
 
 
 def test_word_of_all_ranks_counts_once_its_sum_has_run() -> None:

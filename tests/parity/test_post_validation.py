@@ -10,8 +10,9 @@ import torch
 from penstock.errors import ProgramError, RunError
 from penstock.plan.lower import lower_plan
 from penstock.program.lower import lower_schedule
-from penstock.program.program import Compute, Reduce, Update
+from penstock.program.program import Compute, Update
 from penstock.program.provisional import provisional_ends
+from penstock.program.reductions import Reduction
 from penstock.prove.prove import Planned, prove
 from penstock.runtime import launch
 from penstock.runtime.launch import run_processes, run_threads
@@ -208,8 +209,8 @@ def test_norm_comes_after_the_updates_and_nothing_else_does():
     program = lower_schedule(zb_h2(3, 4), clip=True, post_validation=True)
     for code in program.code:
         assert isinstance(code[-2], Update)
-        assert isinstance(code[-1], Reduce)
-        assert code[-1].how == "validate"
+        assert isinstance(code[-1], Reduction)
+        assert code[-1].word == "validate"
 
 
 def test_schedule_that_updates_on_the_way_is_refused():

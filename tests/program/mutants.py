@@ -8,13 +8,13 @@ from penstock.program.program import (
     Compute,
     Offload,
     Receive,
-    Reduce,
     Reload,
     Reshard,
     Send,
     Unshard,
     Update,
 )
+from penstock.program.reductions import Reduction
 
 MUTATIONS = (
     "drop",
@@ -102,7 +102,7 @@ def _change(program, one, how, chance):
             return replace(one, of=one.of._replace(micro_batch=chance.randrange(window)))
         case "stage" if isinstance(one, Offload | Reload | BeginOffload | BeginReload):
             return replace(one, of=one.of._replace(stage=chance.randrange(program.num_stages)))
-        case "step" if isinstance(one, Update | Reduce):
+        case "step" if isinstance(one, Update | Reduction):
             return replace(one, step=chance.randrange(program.num_steps))
         case "stage" if isinstance(one, Update | Unshard | Reshard):
             return replace(one, stage=chance.randrange(program.num_stages))
@@ -130,7 +130,7 @@ def _both_slots(codes, chance):
 
 def _drop_sum(codes, chance):
     """Leave one sum out on all of its ranks."""
-    sums = [one for code in codes for one in code if isinstance(one, Reduce)]
+    sums = [one for code in codes for one in code if isinstance(one, Reduction)]
     if not sums:
         return None
     chosen = chance.choice(sums)
@@ -157,7 +157,7 @@ def _later(code, program, chance, put_off):
         elif isinstance(one, Compute):
             out = _needed(one, held, program)
         else:
-            out = held if isinstance(one, Reduce) or chance.random() < 0.3 else []
+            out = held if isinstance(one, Reduction) or chance.random() < 0.3 else []
         new += out
         held = [h for h in held if h not in out]
         new.append(one)

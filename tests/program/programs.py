@@ -15,12 +15,12 @@ from penstock.program.program import (
     Compute,
     Edge,
     Program,
-    Reduce,
     Reshard,
     TiedGroup,
     Unshard,
     Update,
 )
+from penstock.program.reductions import Reduction
 from penstock.schedule import (
     DOUBLE_BUFFERED,
     SYNCHRONOUS,
@@ -238,7 +238,7 @@ def unsharded(program, chance_of, sharded):
             if isinstance(one, Compute) and one.action.stage in sharded - gathered:
                 new.append(Unshard(one.action.stage))
                 gathered.add(one.action.stage)
-            if isinstance(one, Update | Reduce):
+            if isinstance(one, Update | Reduction):
                 new += [Reshard(stage) for stage in sorted(gathered)]
                 gathered.clear()
             new.append(one)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from penstock.errors import ProgramError
 from penstock.program.averages import partners
 from penstock.program.lower import lower_schedule
-from penstock.program.program import Program, Reduce, Update
+from penstock.program.program import Program, Update
+from penstock.program.reductions import Reduction
 from penstock.schedule import chimera, gpipe, one_f_one_b, zb_h1
 
 WAYS = "local:4", "diloco:3", "easgd:2", "gossip:2"
@@ -50,11 +51,11 @@ def test_averages_come_last_and_gradients_stay_in_their_replica(make, stages, re
     for rank, code in enumerate(program.code):
         own = set(program.grid.ranks_of(program.grid.replica_of(rank)))
         for at, each in enumerate(code):
-            if not isinstance(each, Reduce):
+            if not isinstance(each, Reduction):
                 continue
-            assert (each.how == "average") == (not set(each.ranks) <= own)
+            assert (each.word == "average") == (not set(each.ranks) <= own)
             rest = code[at + 1 :]
-            assert each.how != "average" or not any(isinstance(other, Update) for other in rest)
+            assert each.word != "average" or not any(isinstance(other, Update) for other in rest)
     text = str(program)
     assert (f"averages {way}" in text) == (replicas > 1)
 
@@ -79,7 +80,9 @@ def test_each_round_of_gossip_has_its_turn(replicas, every):
 
 def test_a_program_without_its_averages_is_refused():
     program = lower_schedule(gpipe(1, 2), replicas=2, averages="local:4")
-    codes = [tuple(each for each in code if not isinstance(each, Reduce)) for code in program.code]
+    codes = [
+        tuple(each for each in code if not isinstance(each, Reduction)) for code in program.code
+    ]
     with pytest.raises(ProgramError, match="weights of stage 0 that are not averaged"):
         replace(program, code=tuple(codes))
 

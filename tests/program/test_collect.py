@@ -8,7 +8,8 @@ from penstock.cluster.cluster import Cluster, DeviceKind, Host, Link
 from penstock.errors import ProgramError
 from penstock.program.codes import COLLECT
 from penstock.program.lower import lower_schedule
-from penstock.program.program import Collect, Collected, Edge, Program, Reduce
+from penstock.program.program import Collect, Collected, Edge, Program
+from penstock.program.reductions import Reduction
 from penstock.schedule import Action, gpipe, one_f_one_b
 from penstock.schedule.grid import Grid
 from penstock.schedule.refine import refine
@@ -39,7 +40,7 @@ def test_collects_stand_behind_what_ranks_made_in_parts():
 
 def test_replicas_sum_with_those_that_have_the_same_slices():
     program = made(replicas=4, clip=True)
-    sums = [each for each in program.code[1] if isinstance(each, Reduce)]
+    sums = [each for each in program.code[1] if isinstance(each, Reduction)]
     assert {each.bucket: each.ranks for each in sums} == {
         "stage0": (1, 3),
         "stage1": (1, 3),

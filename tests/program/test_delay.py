@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from penstock.program.lower import lower_schedule
 from penstock.program.passes.delay import delay
-from penstock.program.program import Compute, Program, Reduce, Update
+from penstock.program.program import Compute, Program, Update
+from penstock.program.reductions import Reduction
 from penstock.schedule import gpipe, one_f_one_b, zb_h1
 
 
@@ -23,8 +24,8 @@ def test_sums_come_first_and_all_else_stays(make, stages, micro_batches, replica
     made = delay(program)
     assert (made == program) == (replicas == 1)
     for code, before in zip(made.code, program.code, strict=True):
-        late = [each for each in code if isinstance(each, Reduce) and each.how == "delayed"]
-        own = [each for each in before if isinstance(each, Reduce) and each.how == "replicas"]
+        late = [each for each in code if isinstance(each, Reduction) and each.word == "delayed"]
+        own = [each for each in before if isinstance(each, Reduction) and each.word == "replicas"]
         assert list(code[: len(late)]) == late
         assert [(each.bucket, each.ranks) for each in late] == [(o.bucket, o.ranks) for o in own]
         rest = [each for each in before if each not in own]

@@ -16,12 +16,12 @@ from penstock.program.program import (
     Compute,
     Edge,
     Receive,
-    Reduce,
     Send,
     StageBytes,
     TiedGroup,
     Update,
 )
+from penstock.program.reductions import Norm, Reduction, Sum
 from penstock.schedule import (
     Action,
     Schedule,
@@ -145,12 +145,12 @@ def test_sums_come_as_soon_as_their_gradients_are_made_and_norm_and_updates_at_t
     words = " ".join(str(one) for one in program.code[0])
     assert "B2.1 B2.1>r1e4s1 B1.0<r1e3s0 replicas:stage2.0 B0.0 " in words
     assert words.endswith(" B0.1 tied:wte.0 replicas:stage0.0 norm:all.0 U0.0 U2.0")
-    sums = [one for one in program.code[3] if isinstance(one, Reduce)]
+    sums = [one for one in program.code[3] if isinstance(one, Reduction)]
     assert sums == [
-        Reduce("wte", "tied", (2, 3), 0, 64),
-        Reduce("stage1", "replicas", (1, 3), 0, 101),
-        Reduce("stage3", "replicas", (1, 3), 0, 103),
-        Reduce("all", "norm", (2, 3), 0, 8),
+        Sum("tied", "wte", (2, 3), 0, 64),
+        Sum("replicas", "stage1", (1, 3), 0, 101),
+        Sum("replicas", "stage3", (1, 3), 0, 103),
+        Norm((2, 3)),
     ]
 
 
@@ -176,11 +176,11 @@ def test_every_rank_sums_what_its_gradients_allow_and_all_in_one_order(
         for at, one in enumerate(code):
             if isinstance(one, Compute) and one.action.kind in "BW":
                 gradients[one.action.stage] = at
-        sums = [at for at, one in enumerate(code) if isinstance(one, Reduce)]
+        sums = [at for at, one in enumerate(code) if isinstance(one, Reduction)]
         before = 0
         for number, at in enumerate(sums):
             one = code[at]
-            held = (0, stages - 1) if one.how == "tied" else [int(one.bucket[len("stage") :])]
+            held = (0, stages - 1) if one.word == "tied" else [int(one.bucket[len("stage") :])]
             made = max(gradients[stage] for stage in held if stage in gradients)
             between = code[max(made + 1, before) : at]
             assert made < at
@@ -205,7 +205,7 @@ def test_asynchronous_sums_stand_right_before_their_update():
         for at, one in enumerate(code):
             if isinstance(one, Update):
                 tied, replicas = code[at - 2 : at]
-                assert (str(tied), replicas.how) == (f"tied:wte.{one.step}", "replicas")
+                assert (str(tied), replicas.word) == (f"tied:wte.{one.step}", "replicas")
                 assert replicas.step == one.step
 
 
@@ -236,7 +236,7 @@ def test_forward_only_schedule_has_neither_sums_nor_updates():
     program = lower_schedule(
         forward_only(3, 2), tied=[TiedGroup("w", (0, 2))], replicas=2, clip=True
     )
-    assert not any(isinstance(one, Reduce | Update) for code in program.code for one in code)
+    assert not any(isinstance(one, Reduction | Update) for code in program.code for one in code)
     assert run_toy(program, 0) == ""
 
 
@@ -347,10 +347,10 @@ def _one_order(program):
                 before = (*before, *summed)
             sorter.add(node, *before)
             before = (node,)
-            if isinstance(one, Reduce):
+            if isinstance(one, Reduction):
                 sorter.add(one, node, *summed)
                 summed = (one,)
-                before = (node, one) if one.how == "norm" else before
+                before = (node, one) if one.word == "norm" else before
     try:
         sorter.prepare()
     except graphlib.CycleError:
@@ -388,14 +388,14 @@ def test_tied_group_of_stages_on_two_ranks_is_summed_over_both_before_the_stages
     orders = (_actions("F0.0 F1.1 B1.1 B0.0"), _actions("F0.1 F1.0 B1.0 B0.1"))
     program = lower_schedule(Schedule(2, 2, orders), tied=[TiedGroup("w", (0, 1))])
     for rank in (0, 1):
-        sums = [i for i in program.code[rank] if isinstance(i, Reduce)]
-        assert [i.how for i in sums] == ["tied", "replicas", "replicas"]
+        sums = [i for i in program.code[rank] if isinstance(i, Reduction)]
+        assert [i.word for i in sums] == ["tied", "replicas", "replicas"]
         assert all(i.ranks == (0, 1) for i in sums)
 
 
 def test_clipping_where_a_rank_updates_one_stage_before_the_other_is_whole_is_refused():
     orders = (_actions("F0.0 F1.0 B1.0 U1.0 B0.0 U0.0"),)
-    with pytest.raises(ProgramError, match="Reduce or Update of that step comes before it"):
+    with pytest.raises(ProgramError, match="reduction or Update of that step comes before it"):
         lower_schedule(Schedule(2, 1, orders), clip=True)
 
 

@@ -22,12 +22,12 @@ from penstock.program.program import (
     Edge,
     Program,
     Receive,
-    Reduce,
     Send,
     StageBytes,
     TiedGroup,
     Update,
 )
+from penstock.program.reductions import Reduction, Sum
 from penstock.schedule import (
     DOUBLE_BUFFERED,
     Action,
@@ -50,7 +50,7 @@ def test_codes_of_the_instructions_of_codes_are_equal(program):
 def test_instruction_prints_as_what_it_parses_from(program):
     for code in program.code:
         for one in code:
-            table = {(one.how, one.bucket): one} if isinstance(one, Reduce) else {}
+            table = {(one.word, one.bucket): one} if isinstance(one, Reduction) else {}
             assert parse_instruction(str(one), table) == one
 
 
@@ -72,7 +72,7 @@ def test_instruction_prints_as_what_it_parses_from(program):
 )
 def test_text_that_is_no_instruction_is_refused_with_a_hint(text):
     with pytest.raises(ProgramError, match=re.escape(repr(text))) as caught:
-        parse_instruction(text, {("tied", "w"): Reduce("w", "tied", (0,))})
+        parse_instruction(text, {("tied", "w"): Sum("tied", "w", (0,))})
     assert "F0.3>r1e0s2" in caught.value.hint
 
 

@@ -13,7 +13,8 @@ from penstock.program import faults, rules, verify
 from penstock.program.deadlock import stops
 from penstock.program.instructions import parse_instruction
 from penstock.program.lower import chain
-from penstock.program.program import Edge, Program, Reduce, StageBytes, TiedGroup
+from penstock.program.program import Edge, Program, StageBytes, TiedGroup
+from penstock.program.reductions import Norm, Sum, Validate
 from penstock.schedule import Reads, WeightRule
 from tests.draws import examples
 from tests.program.mutants import MUTATIONS, later, mutate
@@ -64,7 +65,7 @@ def test_program_that_stops_with_some_sends_stops_with_rendezvous_and_is_refused
 
 def program_of(*lines, reductions=(), **fields):
     """Return the program with these lines of instructions, one per rank."""
-    table = {(one.how, one.bucket): one for one in reductions}
+    table = {(one.word, one.bucket): one for one in reductions}
     code = tuple(tuple(parse_instruction(word, table) for word in line.split()) for line in lines)
     fields = {"num_stages": 2, "num_micro_batches": 1, "edges": chain(2)} | fields
     return Program(code=code, **fields)
@@ -131,7 +132,7 @@ def test_sound_lines_are_accepted(lines):
         (TWO, 0, "U0.0", "", "rank 0 does not end every step of stage 0 with an update"),
         (TWO, 0, "U0.0", "U0.0 U0.0", "the next update of the stage is that of step 1"),
         (TWO, 0, "U0.0", "U1.0 U0.0", "this rank has no gradients of that stage"),
-        (TWO, 1, "B1.0", "U1.0 B1.0", "its gradient enters step 0, and a Reduce or Update"),
+        (TWO, 1, "B1.0", "U1.0 B1.0", "its gradient enters step 0, and a reduction or Update"),
         (MORE, 0, "F0.1>r1e0s1", "F0.1>r1e0s0", "the sender fills another slot: F0.1>r1e0s0"),
         (SHARDED, 0, "unshard0", "", "cannot do F0.0: the weights of the stage are sharded"),
         (SHARDED, 0, "reshard0", "", "the stage is still gathered"),
@@ -232,8 +233,8 @@ def test_law_that_moves_a_gradient_to_another_step_is_refused():
     assert message == "rule late puts a gradient into another step than its micro-batch's own"
 
 
-TIED = Reduce("w", "tied", (0, 1))
-NORM = Reduce("all", "norm", (0, 1), 0, 8)
+TIED = Sum("tied", "w", (0, 1))
+NORM = Norm((0, 1))
 SUMMED = ("F0.0 F0.0>r1e0s0 B1.0<r1e1s0 B0.0 tied:w.0 norm:all.0 U0.0",
           "F0.0<r0e0s0 F1.0 B1.0 B1.0>r0e1s0 tied:w.0 norm:all.0 U1.0")  # fmt: skip
 SUMS = {"tied": (TiedGroup("w", (0, 1)),), "clip": True, "reductions": (TIED, NORM)}
@@ -249,7 +250,7 @@ def test_sums_in_order_are_accepted():
         (0, "tied:w.0", "", "norm:all.0: an earlier sum of stage 0 is missing"),
         (0, "norm:all.0", "", "U0.0: its gradient is not whole: a norm sum is missing"),
         (1, "tied:w.0", "tied:w.0 tied:w.0", "tied:w.0: its turn is step 1"),
-        (1, "B1.0", "tied:w.0 B1.0", "B1.0: its gradient enters step 0, and a Reduce or Update"),
+        (1, "B1.0", "tied:w.0 B1.0", "B1.0: its gradient enters step 0, and a reduction or Update"),
         (1, "U1.0", "U1.0 norm:all.0", "norm:all.0: its turn is step 1"),
     ],
 )
@@ -289,7 +290,7 @@ def test_collectives_in_another_order_on_another_rank_are_refused():
 def test_replica_that_gathers_in_another_order_is_refused():
     one = "unshard0 unshard1 F0.0 F1.0 B1.0 B0.0 reshard0 reshard1"
     other = one.replace("unshard0 unshard1", "unshard1 unshard0")
-    sums = tuple(Reduce(f"stage{stage}", "replicas", (0, 1)) for stage in (0, 1))
+    sums = tuple(Sum("replicas", f"stage{stage}", (0, 1)) for stage in (0, 1))
     end = " replicas:stage0.0 replicas:stage1.0 U0.0 U1.0"
     fields = {"replicas": 2, "reductions": sums}
     program_of(one + end, one + end, **fields)
@@ -346,7 +347,7 @@ def test_every_rule_has_words():
     assert told == set(range(rules.NOT_THIS_GROUP + 1))
 
 
-VALIDATE = Reduce("all", "validate", (0, 1), 0, 8)
+VALIDATE = Validate((0, 1))
 LATE = ("F0.0 F0.0>r1e0s0 B1.0<r1e1s0 B0.0 U0.0 validate:all.0",
         "F0.0<r0e0s0 F1.0 B1.0 B1.0>r0e1s0 U1.0 validate:all.0")  # fmt: skip
 

@@ -18,13 +18,13 @@ from penstock.program.program import (
     Compute,
     Offload,
     Receive,
-    Reduce,
     Reload,
     Reshard,
     Send,
     Unshard,
     Update,
 )
+from penstock.program.reductions import Reduction
 from penstock.schedule import Action
 
 PRIME = (1 << 61) - 1
@@ -256,7 +256,7 @@ class Rank(threading.Thread):
                 self.send(instruction)
             case Receive():
                 self.post(instruction)
-            case Reduce():
+            case _ if isinstance(instruction, Reduction):
                 self.reduce(instruction)
             case Update(stage, step):
                 self.wait_for_sums()
@@ -425,7 +425,7 @@ class Rank(threading.Thread):
         self.closed |= {(stage, one.step) for stage in stages}
         self.lane.append(one)
         self.wires.advance()
-        if one.how in ("norm", "validate"):
+        if one.word in ("norm", "validate"):
             self.wait_for_sums()
 
     def begin(self):
@@ -435,7 +435,7 @@ class Rank(threading.Thread):
         one = self.lane[0]
         stages = self.stages_of(one)
         payload = {
-            s: self.tied[s, one.bucket, one.step] if one.how == "tied" else self.own[s, one.step]
+            s: self.tied[s, one.bucket, one.step] if one.word == "tied" else self.own[s, one.step]
             for s in stages
         }
         shared = {(s, n): v for (s, n, t), v in self.tied.items() if s in stages and t == one.step}
@@ -454,17 +454,17 @@ class Rank(threading.Thread):
         if len({other for other, _ in met.values()}) > 1:
             self.wires.fault(f"{one} meets another collective")
         others, stages = [met[rank][1] for rank in sorted(met)], self.stages_of(one)
-        if one.how == "norm":
+        if one.word == "norm":
             by_stage = {stage: value for mine, _ in others for stage, value in mine.items()}
             by_group = {key: value for _, tied in others for key, value in tied.items()}
             self.norm[one.step] = squares([*by_stage.values(), *by_group.values()])
-        elif one.how == "tied":
+        elif one.word == "tied":
             total = sum(value for mine, _ in others for value in mine.values())
             for stage in stages:
                 self.tied[stage, one.bucket, one.step] = total
         else:
             (stage,) = stages
-            if one.how == "shards":
+            if one.word == "shards":
                 self.left_there.add((stage, one.step))
             self.own[stage, one.step] = sum(mine[stage] for mine, _ in others)
             for name in {name for _, tied in others for s, name in tied if s == stage}:
@@ -473,11 +473,11 @@ class Rank(threading.Thread):
         return True
 
     def stages_of(self, one):
-        """Return the stages here whose gradient a Reduce is of, by the meaning of its bucket."""
+        """Return the stages here whose gradient a reduction is of, by the meaning of its bucket."""
         stages = range(self.program.num_stages)
-        if one.how == "tied":
+        if one.word == "tied":
             stages = next((g.stages for g in self.program.tied if g.name == one.bucket), ())
-        if one.how in ("replicas", "shards"):
+        if one.word in ("replicas", "shards"):
             stages = [int(one.bucket.removeprefix("stage"))]
         return [stage for stage in stages if self.holds(stage)]
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from penstock.plan.lower import lower_plan, stages_of
-from penstock.program.program import Compute, Reduce, Update
+from penstock.program.program import Compute, Update
+from penstock.program.reductions import Reduction
 from penstock.runtime.lane import Begun, Lane
 from penstock.runtime.launch import run_threads
 from penstock.runtime.rank import Rank
@@ -90,7 +91,7 @@ def test_a_sum_runs_beside_the_next_backward_and_the_update_waits_for_it(schedul
     run_threads(work, program.num_ranks, lambda step: None)
     assert seen
     for code in program.code:
-        sums = [at for at, one in enumerate(code) if isinstance(one, Reduce)]
+        sums = [at for at, one in enumerate(code) if isinstance(one, Reduction)]
         computes = [at for at, one in enumerate(code) if isinstance(one, Compute)]
         assert sums[0] < computes[-1]
         assert sums[-1] < min(at for at, one in enumerate(code) if isinstance(one, Update))

@@ -1,15 +1,16 @@
 """A run that never was: a program executed with known seconds, shown as the runtime shows one.
 
 Written from what the runtime does, not from the simulator: threads take their calls in order, wait
-for messages outside any span, and stay in a Send until it is over.  A Reduce runs on a lane of its
-rank, one after another, and an update waits until all are over.
+for messages outside any span, and stay in a Send until it is over.  A reduction runs on a lane of
+its rank, one after another, and an update waits until all are over.
 """
 
 import random
 from collections.abc import Callable
 from typing import NamedTuple
 
-from penstock.program.program import Compute, Program, Receive, Reduce, Send, Update
+from penstock.program.program import Compute, Program, Receive, Send, Update
+from penstock.program.reductions import Reduction
 from penstock.timeline import Span, Timeline
 
 
@@ -63,7 +64,7 @@ class _FakeRun:
         self.spans: list[Span] = []
         self.there_s: dict[tuple[int, int, int], float] = {}  # by reader, edge and micro-batch
         self.unread: set[tuple[int, int, int]] = set()
-        self.issued: list[list[tuple[Reduce, float]]] = [[] for _ in self.code]  # and not over
+        self.issued: list[list[tuple[Reduction, float]]] = [[] for _ in self.code]  # and not over
         self.summed_s = [0.0] * program.num_ranks  # when a rank's last sum was over
 
     def advance(self, rank: int) -> bool:
@@ -87,7 +88,7 @@ class _FakeRun:
                 sending_s, way_s, _ = self.truth.message(*key)
                 self.there_s[peer, edge, of.micro_batch] = self.clock_s[rank] + way_s
                 self.take(rank, "send", *of, sending_s)
-            case Reduce() as reduce:
+            case reduce if isinstance(reduce, Reduction):
                 self.issued[rank].append((reduce, self.clock_s[rank]))
                 self.meet()
         self.at[rank] += 1

@@ -10,12 +10,12 @@ from penstock.program.program import (
     Compute,
     Program,
     Receive,
-    Reduce,
     Reshard,
     Send,
     Unshard,
     Update,
 )
+from penstock.program.reductions import Reduction
 from penstock.schedule import Action
 from penstock.timeline import Lane, Span
 
@@ -106,20 +106,20 @@ class Reference:
                 case Receive(of, edge):
                     self.posted.add((rank, edge, of.micro_batch))
                     self.finish((rank, edge, of.micro_batch), instruction.peer)
-                case Reduce():
+                case _ if isinstance(instruction, Reduction):
                     size_bytes, members = instruction.size_bytes, instruction.ranks
                     takes = self.cluster.all_reduce_s(size_bytes, members) if self.cluster else 0.0
-                    if instruction.how == "shards":
+                    if instruction.word == "shards":
                         yield lambda: all(item[0][1:] != ("shards",) for item in self.sums(rank))
                         if self.cluster:
                             size_bytes *= self.stretch(members)
                             how = "reduce_scatter", size_bytes, members
                             takes = self.cluster.collective_s(*how)
-                    takes += (2 - (instruction.how == "shards")) * self.handed(members)
+                    takes += (2 - (instruction.word == "shards")) * self.handed(members)
                     span = Span(rank, "collective", "reduce", -1, instruction.step, 0, 0)
-                    times = 1 if instruction.how == "shards" else 2
+                    times = 1 if instruction.word == "shards" else 2
                     self.beside(rank, takes, times * instruction.size_bytes, members)
-                    self.issue(rank, (instruction.bucket, instruction.how), members, takes, span)
+                    self.issue(rank, (instruction.bucket, instruction.word), members, takes, span)
                 case Unshard(stage):
                     ranks = self.program.grid.num_ranks
                     members = tuple(range(rank % ranks, self.program.num_ranks, ranks))

@@ -200,7 +200,7 @@ def split_truth(seed: int, costs: Costs, *, alike: bool = False) -> Truth:
 
 
 def buckets(program: Program) -> set[tuple[str, str]]:
-    return {(reduce.how, reduce.bucket) for reduce in program.code.reductions}
+    return {(one.word, one.bucket) for one in program.code.reductions}
 
 
 def sends_over(program: Program) -> set[int]:

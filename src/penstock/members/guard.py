@@ -32,7 +32,8 @@ from penstock.members.record import ALIGN_BYTES, HEAD_BYTES, Head, RecordLayout,
 from penstock.members.words import HeldTensor
 from penstock.program.alone import guarded
 from penstock.program.instructions import Guarding
-from penstock.program.program import Program, Reduce
+from penstock.program.program import Program
+from penstock.program.reductions import Guard
 from penstock.runtime.rank import Rank
 from penstock.state.optimizer.clearing import LEFT
 from penstock.state.optimizer.optimizer import Optimizers
@@ -402,7 +403,7 @@ class _Ward:
 
 
 @final
-class Guard:
+class Guardian:
     """What a rank keeps of another one, and gives to the one that guards it."""
 
     def __init__(self, rank: Rank, program: Program) -> None:
@@ -472,14 +473,14 @@ class Guard:
         for _ in zip_longest(out, self._take(kept.rooms()) if self._take else ()):
             pass  # piece by piece, so that none waits for room
 
-    def exchange(self, reduce: Reduce) -> None:
+    def exchange(self, guard: Guard) -> None:
         """Give what this rank alone has of a step to its guard.
 
         Raises:   TransportError: one of the ranks is lost.
         """
         assert self._copy is not None, "they have begun"
         rank, scale = self.rank, self.rank.loss_scale
-        step = rank.progress.first_step + reduce.step
+        step = rank.progress.first_step + guard.step
         rank.join_buffers(step + 1)
         is_left_out = scale is not None and scale.leaves_out(step)
         before = step if self._every else -1

@@ -32,7 +32,7 @@ from penstock.device import here
 from penstock.errors import PenstockError, RunError
 from penstock.heap import keep_freed_memory
 from penstock.members.failing import failed_by, may_be_saved
-from penstock.members.guard import Guard
+from penstock.members.guard import Guardian
 from penstock.members.mesh import SILENT_S, Mesh
 from penstock.members.moving import held_row, move, moves_to
 from penstock.members.own_fault import is_own_fault
@@ -196,7 +196,7 @@ class _State:
     """
 
     done: int
-    holders: tuple[Rank | Guard, ...] = ()
+    holders: tuple[Rank | Guardian, ...] = ()
     scale: dict[str, object] = field(default_factory=dict[str, object])
     finish: Callable[[], None] = lambda: None
     undo: Callable[[], None] = lambda: None
@@ -205,7 +205,7 @@ class _State:
         """Return what tensors there are, and plain values, by key, as a checkpoint has them."""
         rows, plain = dict[str, HeldTensor](), dict[str, object]()
         for one in self.holders:
-            if isinstance(one, Guard):
+            if isinstance(one, Guardian):
                 more, values = one.catalog(self.done)
             else:
                 tensors, values = _state_of(one)
@@ -219,7 +219,7 @@ class _State:
         found = dict[str, Tensor]()
         for rank in (one for one in self.holders if isinstance(one, Rank)):
             found |= _state_of(rank)[0]
-        for guard in (one for one in self.holders if isinstance(one, Guard)):
+        for guard in (one for one in self.holders if isinstance(one, Guardian)):
             if wanted - found.keys():
                 found = {**guard.tensors(self.done), **found}
         return found
@@ -236,7 +236,7 @@ class RunMember:
         self._state = _State(0)
         self._newest: Told | None = None
         self._validation: StepResult | None = None  # the newest that it has heard
-        self._guard: Guard | None = None
+        self._guard: Guardian | None = None
         self._saver: Saver | None = None
         self._saved_s = time.monotonic()
         self._ended_s = self._agreed_s = 0.0
@@ -397,13 +397,13 @@ class RunMember:
         self._watch.begins()
 
     @staticmethod
-    def _guarded(rank: Rank, program: Program, step: int) -> tuple[Guard | None, int]:
+    def _guarded(rank: Rank, program: Program, step: int) -> tuple[Guardian | None, int]:
         """Return what keeps a copy of another rank, if any does, and the bytes that came for it."""
         if program.guard is None:
             if rank.transport.is_queued:  # its channels are opened in one order
                 rank.transport.barrier()
             return None, 0
-        guard = Guard(rank, program)
+        guard = Guardian(rank, program)
         came = guard.begin(step)
         rank.gives_by(guard.exchange, guard.size_bytes)
         return guard, came

@@ -1,7 +1,7 @@
 """Views: who goes on when a generation ends, after which step, and when a step has happened.
 
 A step counts once a word has gone around to which every rank adds only when all its gradients are
-whole (`Reduce(how="commit")`).  Who has seen the word knows that all have come so far, so all who
+whole (`Commit`).  Who has seen the word knows that all have come so far, so all who
 are left can make the update by themselves; if none of them has, nobody needs the step: it is done
 again from the state before it.  So it happens once, whoever dies when.
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from penstock.device import of
 from penstock.graph.trace import is_output
-from penstock.program.program import Reduce
+from penstock.program.reductions import Commit
 from penstock.runtime.calls import StepResult
 from penstock.runtime.host_numbers import SeenBeside, look
 from penstock.runtime.rank import Rank
@@ -59,17 +59,17 @@ class Vote:
         graph = rank.capture.graph
         self._names = [name for name, _ in graph.figures if not is_output(name)]
 
-    def __call__(self, reduce: Reduce) -> None:
+    def __call__(self, commit: Commit) -> None:
         """Return once all ranks have come to the end of a step.
 
         Raises:   TransportError: one has not, and will not.
         """
-        rank, step = self.rank, self.rank.progress.first_step + reduce.step
+        rank, step = self.rank, self.rank.progress.first_step + commit.step
         rank.join_buffers(step + 1)
-        word, count_of = self._word(reduce.step), rank.transport.num_ranks
-        if len(reduce.ranks) > 1:
-            rank.transport.all_reduce(word, reduce.ranks)
-        heard = self._heard(word, reduce)
+        word, count_of = self._word(commit.step), rank.transport.num_ranks
+        if len(commit.ranks) > 1:
+            rank.transport.all_reduce(word, commit.ranks)
+        heard = self._heard(word, commit)
         self.factors, heard = tuple(heard[:count_of]), heard[count_of:]
         asked, (count, loss, *figures) = heard[: len(Wishes())], heard[len(Wishes()) :]
         self.passed, self.asked = step, Wishes.of_all(asked, count_of)
@@ -96,7 +96,7 @@ class Vote:
         word = [*slow, *self.wishes(), len(losses), sum(losses), *sums]
         return torch.tensor(word, dtype=torch.float64)
 
-    def _heard(self, word: Tensor, reduce: Reduce) -> list[float]:
+    def _heard(self, word: Tensor, commit: Commit) -> list[float]:
         """Return what all ranks have said.
 
         On a device that queues once the sum has run; norm and losses of the step are seen with it.
@@ -106,17 +106,17 @@ class Vote:
         if not of(rank.device).is_queued:
             return cast(list[float], word.tolist())  # pyright: ignore[reportUnknownMemberType]
         heard = list[float]()
-        losses = rank.progress.losses.get(reduce.step, ())
+        losses = rank.progress.losses.get(commit.step, ())
 
         def take(numbers: list[float]) -> None:
             count, *heard[:] = numbers
-            if count != len(reduce.ranks):
+            if count != len(commit.ranks):
                 raise TransportError(rank.rank, "was stopped while ranks agreed on a step")
 
         if rank.loss_scale is not None:  # its norm may overflow, of which the update asks
             take(of(rank.device).read(word))
         else:
-            look(rank, reduce.step, losses, beside=SeenBeside(word, take))
+            look(rank, commit.step, losses, beside=SeenBeside(word, take))
         return heard
 
     def _queued_word(

@@ -16,7 +16,7 @@ Source:  arXiv:1705.09056 (ring), arXiv:1803.05880 (partners that change, hyperc
 
 from collections.abc import Iterable, Sequence
 
-from penstock.program.instructions import Reduce
+from penstock.program.reductions import AverageWeights
 from penstock.sums import sums_way
 
 
@@ -42,7 +42,7 @@ def partners(replicas: int) -> tuple[tuple[tuple[int, int], ...], ...]:
 
 def averages_of(
     text: str, stage: int, among: Sequence[tuple[int, ...]], size_bytes: int
-) -> list[Reduce]:
+) -> list[AverageWeights]:
     """Return the averages of the weights of a stage, none where one replica has it.
 
     text:     as `sums_way` reads it.
@@ -54,13 +54,13 @@ def averages_of(
         return []
     if way.kind != "gossip":
         ranks, every = _union(among), way.every
-        return [Reduce(f"stage{stage}", "average", ranks, 0, size_bytes, every, every)]
-    rounds, found = partners(len(among)), list[Reduce]()
+        return [AverageWeights(f"stage{stage}", ranks, 0, size_bytes, every, every)]
+    rounds, found = partners(len(among)), list[AverageWeights]()
     for at, pairs in enumerate(rounds):
         when = way.every * len(rounds), way.every * (at + 1)
         for pair in pairs:
             ranks = _union([among[one] for one in pair])
-            found.append(Reduce(f"stage{stage}/{at}", "average", ranks, 0, size_bytes, *when))
+            found.append(AverageWeights(f"stage{stage}/{at}", ranks, 0, size_bytes, *when))
     return found
 
 

@@ -18,8 +18,8 @@ from penstock.program.instructions import (
     CollectHow,
     Instruction,
     OpRow,
-    Reduce,
 )
+from penstock.program.reductions import Reduction, Sum
 from penstock.schedule.orders import KINDS, Action, F, U, W
 
 COMPUTE, SEND, RECEIVE, REDUCE, UPDATE = map(
@@ -42,7 +42,7 @@ SHOWN = _flags(lambda row: row.lane is not None)
 USES_STAGE = _flags(lambda row: "stage" in row.columns)
 USES_EDGE = _flags(lambda row: "edge" in row.columns)
 USES_PEER = _flags(lambda row: "peer" in row.columns)
-USES_NUMBER = _flags(lambda row: "micro_batch" in row.columns)  # U: of a step; Reduce: likewise
+USES_NUMBER = _flags(lambda row: "micro_batch" in row.columns)  # U, a reduction: of a step
 OF_KIND = np.array([[kind in row.kinds for kind in KINDS] for row in TABLE])  # [op, kind]
 # What works and moves have a row each in Costs and Memory: those of KINDS, then copies.
 COPIED = (F, U, W)  # kinds: what F keeps, the optimizer's state, weights with gradients
@@ -91,13 +91,13 @@ class Codes:
     op: NDArray[np.uint8]  # place in OPS
     kind: NDArray[np.uint8]  # place in KINDS: of its action; U of an Update
     stage: Numbers  # likewise; or of an Unshard, Reshard
-    micro_batch: NDArray[np.int32]  # likewise; of a Reduce, or where the kind is U, the step
-    edge: Numbers  # of a message; of a Reduce, its place in `reductions`
+    micro_batch: NDArray[np.int32]  # likewise; of a reduction, or where the kind is U, the step
+    edge: Numbers  # of a message; of a reduction, its place in `reductions`
     peer: Numbers
     version: Numbers
     slot: Numbers  # of a Collect, its place in `meetings`
     offsets: NDArray[np.int64]
-    reductions: tuple[Reduce, ...] = ()  # each with step 0
+    reductions: tuple[Reduction, ...] = ()  # each with step 0
     meetings: tuple[Collectors, ...] = ()  # of Collects
 
     def __post_init__(self) -> None:
@@ -122,7 +122,7 @@ class Codes:
         """Return `codes`, given as one sequence of instructions per rank, as arrays."""
         if isinstance(codes, Codes):
             return codes
-        table: dict[Reduce, int] = {}
+        table: dict[Reduction, int] = {}
         meetings: dict[Collectors, int] = {}
         lengths: list[int] = []
         rows: list[tuple[int, ...]] = []
@@ -268,16 +268,16 @@ def _decoded(row: tuple[int, ...]) -> Instruction:
 
 
 def _encode(
-    instruction: Instruction, table: dict[Reduce, int], meetings: dict[Collectors, int]
+    instruction: Instruction, table: dict[Reduction, int], meetings: dict[Collectors, int]
 ) -> tuple[int, ...]:
     if isinstance(instruction, Collect):
         kind, stage, number = instruction.of
         meeting = Collectors(instruction.ranks, instruction.how)
         slot = meetings.setdefault(meeting, len(meetings))
         return COLLECT, _CODE_OF[kind], stage, number, instruction.edge, -1, 0, slot
-    if not isinstance(instruction, Reduce):
+    if not isinstance(instruction, Reduction):
         return _encoded(instruction)
-    row = list(_EMPTY[Reduce])
+    row = list(_EMPTY[Sum])
     row[_EDGE] = table.setdefault(replace(instruction, step=0), len(table))
     row[_NUMBER] = instruction.step
     return tuple(row)
@@ -313,7 +313,7 @@ def excerpt(codes: Codes, row: int, *, around: int = 4) -> str:
     return f"  rank {rank}  {' '.join([*before, *words, *after])}"
 
 
-def concatenate(parts: Sequence[Codes], reductions: tuple[Reduce, ...]) -> Codes:
+def concatenate(parts: Sequence[Codes], reductions: tuple[Reduction, ...]) -> Codes:
     """Return the ranks of all `parts`, one part after the other; all refer to `reductions`."""
     lengths = np.concatenate([np.diff(part.offsets) for part in parts])
     return Codes(

@@ -2,7 +2,7 @@
 
 A Send blocks while `capacity` messages of its channel (sender, receiver) have no receive posted:
 0 is rendezvous, None never blocks.  A Receive never blocks.  A Compute waits for the messages that
-it uses; an Unshard for all of its members.  A Reduce runs on a lane of its rank, which takes one
+it uses; an Unshard for all of its members.  A reduction runs on a lane of its rank, which takes one
 after another, each when all of its members have come to it on theirs; a norm, an Unshard, and what
 needs sums (an Update), wait until their rank's lane is empty.  Whatever order the ranks run in, the
 same ranks stop at the same place, so one run decides.  A program that passes with capacity 0 passes
@@ -26,13 +26,13 @@ from penstock.program.codes import (
     WAITS_FOR_SUMS,
 )
 from penstock.program.loops import loop, part
-from penstock.program.reductions import NeededSums
+from penstock.program.needed import NeededSums
 from penstock.program.rules import Columns, Facts, Sizes
 from penstock.program.wiring import Wiring
 from penstock.schedule.orders import F, W
 
 SENT, POSTED = 1, 2
-NORM = 4  # in instructions.HOWS; it and the next one have to be over before a rank goes on
+NORM = 4  # in reductions.WORDS; it and the next one have to be over before a rank goes on
 
 
 class Traffic(NamedTuple):
@@ -50,9 +50,9 @@ class Traffic(NamedTuple):
 
 
 class SumLanes(NamedTuple):
-    """Where the Reduces of each rank are."""
+    """Where the reductions of each rank are."""
 
-    rows: NDArray[np.int64]  # of all Reduces
+    rows: NDArray[np.int64]  # of all reductions
     begin: NDArray[np.int64]  # rank -> its first among `rows`
     issued: NDArray[np.int64]  # rank -> how many it has issued
     over: NDArray[np.int64]  # rank -> how many are over
@@ -233,7 +233,7 @@ def _pass(code: Columns, row: int, rank: int, waits: Waits, traffic: Traffic) ->
 
 @part
 def _issue(code: Columns, rank: int, waits: Waits, traffic: Traffic, top: int) -> int:
-    """Put a Reduce on the lane of `rank`, and end all that can end now."""
+    """Put a reduction on the lane of `rank`, and end all that can end now."""
     sums, lanes = waits.sums, traffic.lanes
     lanes.issued[rank] += 1
     lanes.stack[0], height = rank, 1

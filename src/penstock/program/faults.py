@@ -7,19 +7,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ProgramError
-from penstock.program import rules
+from penstock.program import reductions, rules
 from penstock.program.codes import REDUCE, excerpt
 from penstock.program.instructions import (
-    HOWS,
     BeginReload,
     Collect,
     Compute,
-    Reduce,
     Reload,
     Send,
     Unshard,
     Update,
 )
+from penstock.program.reductions import Reduction
 from penstock.program.rules import Facts, Finding
 from penstock.schedule.orders import KINDS, Action
 
@@ -58,7 +57,7 @@ WORDS: dict[int, tuple[str, str]] = {
     ),
     rules.STILL_SHARDED: ("the weights of the stage are sharded", "put an Unshard before it"),
     rules.TOO_LATE_FOR_SUM: (
-        "its gradient enters step {number}, and a Reduce or Update of that step comes before it",
+        "its gradient enters step {number}, and a reduction or Update of that step comes before it",
         "put sums and update after the last backward of the step",
     ),
     rules.NOT_THE_EDGE: (
@@ -114,7 +113,7 @@ WORDS: dict[int, tuple[str, str]] = {
     ),
     rules.NOT_SUMMED: (
         "its gradient is not whole: a {how} sum is missing",
-        "put every Reduce before the Update",
+        "put every reduction before the Update",
     ),
     rules.GATHERED_AT_UPDATE: (
         "the stage is still gathered, and the copy would be of an old version",
@@ -170,7 +169,7 @@ def broken_rule(program: "Program", finding: Finding) -> ProgramError:
         "rule": program.weight_rule.name,
         "oldest": -_history(program, int(code.stage[row])),
         "edge": program.edges[number] if "{edge}" in words else "",
-        "how": HOWS[number] if "{how}" in words else "",
+        "how": reductions.WORDS[number] if "{how}" in words else "",
         "instruction": code.between(slice(number, number + 1))[0]
         if "{instruction}" in words
         else "",
@@ -188,11 +187,11 @@ def _at_the_end(program: "Program", rule: int, row: int, number: int) -> Program
             f"{head}; there are {program.num_steps}", hint="give each step its Update"
         )
     if rule == rules.NOT_VALIDATED:
-        hint = "put a validate Reduce after the updates of each step"
+        hint = "put a Validate after the updates of each step"
         message = f"rank {row} ends with an update of stage {number} that is not validated"
         return ProgramError(message, hint=hint)
     if rule == rules.NOT_AVERAGED:
-        hint = "put an average Reduce after the updates of each step"
+        hint = "put an AverageWeights after the updates of each step"
         message = f"rank {row} ends with weights of stage {number} that are not averaged"
         return ProgramError(message, hint=hint)
     if rule == rules.NOT_DROPPED:
@@ -288,7 +287,9 @@ def _waits_for(program: "Program", facts: Facts, stopped: NDArray[np.int64], ran
         case Collect(_, _, ranks, _):
             late = _late_member(program, stopped, rank)
             return late if late != rank else _absent(program, stopped, ranks, instruction)
-        case Update() | Reduce() | Reload() | BeginReload():
+        case Update() | Reload() | BeginReload():
+            return _late_member(program, stopped, rank)
+        case _ if isinstance(instruction, Reduction):
             return _late_member(program, stopped, rank)
         case _:
             raise AssertionError(f"{instruction} never waits")
@@ -315,7 +316,7 @@ def _late_member(program: "Program", stopped: NDArray[np.int64], rank: int) -> i
     ends: list[int] = stopped.tolist()
     starts: list[int] = code.offsets[:-1].tolist()
     issued = [code.between(slice(*part)) for part in zip(starts, ends, strict=True)]
-    lanes = [[one for one in rows if isinstance(one, Reduce)][::-1] for rows in issued]
+    lanes = [[one for one in rows if isinstance(one, Reduction)][::-1] for rows in issued]
     firsts = {lane[-1] for lane in lanes if lane}
     while whole := [one for one in firsts if all(lanes[r][-1:] == [one] for r in one.ranks)]:
         for member in whole[0].ranks:
@@ -328,9 +329,9 @@ def _late_member(program: "Program", stopped: NDArray[np.int64], rank: int) -> i
     return late
 
 
-def _not_there(lanes: Sequence[Sequence[Reduce]], reduce: Reduce) -> int:
+def _not_there(lanes: Sequence[Sequence[Reduction]], reduction: Reduction) -> int:
     """Return the first member of a sum for which it is not the next one."""
-    return next(rank for rank in reduce.ranks if list(lanes[rank][-1:]) != [reduce])
+    return next(rank for rank in reduction.ranks if list(lanes[rank][-1:]) != [reduction])
 
 
 def _late_source(

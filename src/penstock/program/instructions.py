@@ -4,7 +4,7 @@ F0.3          Compute: forward of stage 0 on micro-batch 3, at weights of versio
 F0.3@-1       the same at version -1 (the one before version 0)
 F0.3>r1e0s2   Send: the value that F0.3 made, to rank 1, over edge 0, into its slot 2
 F0.3<r0e0s2   Receive: the same message at the other end, from rank 0
-tied:wte.0    Reduce: the gradients of bucket "wte", of step 0; how: see `Reduce`
+tied:wte.0    Sum: the gradients of bucket "wte", of step 0; reductions.py has all of them
 U0.0          Update: the optimizer's step 0 on stage 0; it makes version 1
 unshard0      Unshard: gather the weights of stage 0;  reshard0 drops them again
 F0.3>far      Offload: what F0.3 keeps for the backward, to far memory;  F0.3<far brings it back
@@ -26,22 +26,8 @@ from functools import cache
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from penstock.errors import ProgramError, ScheduleError
+from penstock.program.reductions import Reduction, Sum
 from penstock.schedule.orders import KINDS, Action
-
-How = Literal[
-    "delayed", "tied", "replicas", "shards", "norm", "guard", "commit", "validate", "average"
-]
-HOWS: tuple[How, ...] = (
-    "delayed",
-    "tied",
-    "replicas",
-    "shards",
-    "norm",
-    "guard",
-    "commit",
-    "validate",
-    "average",
-)  # also the order in which they come; the last two after the updates
 
 CollectHow = Literal["sum", "gather"]
 COLLECT_HOWS: tuple[CollectHow, ...] = ("sum", "gather")
@@ -106,43 +92,6 @@ class Receive(Printed):
     edge: int
     peer: int
     slot: int
-
-
-@dataclass(frozen=True, slots=True)
-class Reduce(Printed):
-    """Begin to sum a step's gradients over `ranks`, and go on; the next Update waits for it.
-
-    delayed: of a stage that lives on several ranks, those of the step before; at its beginning.
-    tied: of a parameter that lives in several stages (a sum on the spot if they share a rank).
-    replicas: of a stage that lives on several ranks.  shards: likewise, of which each rank keeps
-    its own shard; it waits for the one before it on its rank, whose whole gradients are freed then.
-    norm: the squares, for clipping.
-    guard: no sum: each rank gives another what it alone has of the step, for a copy there.
-    commit: whether all ranks have come to the end of the step, which counts only then.
-    validate: the same after the update, which is undone and redone where necessary; it is begun
-    here, and awaited before the first backward of the next step.
-    average: of weights, after the updates, of each `every`-th step of a run: the first time after
-    `first` steps.
-
-    size_bytes:  of a tensor whose sum takes as long.
-    """
-
-    bucket: str
-    how: How
-    ranks: tuple[int, ...]
-    step: int = 0
-    size_bytes: int = 0
-    every: int = 1
-    first: int = 1
-
-    @property
-    def stage(self) -> int:
-        """Return the stage that it is of: "stage3", or of several averages "stage3/1"."""
-        return int(self.bucket.removeprefix("stage").partition("/")[0])
-
-    def is_due(self, step: int) -> bool:
-        """Return whether it is done in step number `step` of a run."""
-        return step + 1 >= self.first and (step + 1 - self.first) % self.every == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +169,7 @@ Instruction: TypeAlias = (
     Compute
     | Send
     | Receive
-    | Reduce
+    | Reduction
     | Collect
     | Update
     | Unshard
@@ -257,7 +206,7 @@ SpanKind = Literal["F", "B", "I", "W", "U", "reduce", "unshard", "offload", "rel
 class OpRow(NamedTuple):
     """All there is to know about an instruction.
 
-    of:       its class.
+    of:       its class; of reductions, which stand in one row, the first.
     text:     how it prints; {of} is its action, other names in braces are those of operands.
     columns:  of Codes in which its operands stand, in their order; an action takes three.
     kinds:    those that its action can be of; "F" for an instruction without an action.
@@ -293,7 +242,7 @@ TABLE = (
     OpRow("send", Send, "{of}>r{peer}e{edge}s{slot}", _MESSAGE, "FBI", "sends", lane="send"),
     OpRow("receive", Receive, "{of}<r{peer}e{edge}s{slot}", _MESSAGE, "FBI", "posts",
         bytes="message", lane="receive"),
-    OpRow("reduce", Reduce, "{how}:{bucket}.{step}", ("edge", "micro_batch"), "F", "joins",
+    OpRow("reduce", Sum, "{word}:{bucket}.{step}", ("edge", "micro_batch"), "F", "joins",
         lane="collective", span="reduce"),
     OpRow("update", Update, "U{stage}.{step}", ("stage", "micro_batch"), "U", "works", "sums",
         "action", "update", "U"),
@@ -324,6 +273,7 @@ _PATTERNS = {
     "of": r"(?P<of>[{kinds}]\d+\.\d+)",
     "version": r"(?:@(?P<version>-?\d{1,9}))?",
     "how": r"(?P<how>[a-z]+)",
+    "word": r"(?P<word>[a-z]+)",
     "bucket": r"(?P<bucket>.+)",
     "ranks": r"(?P<ranks>\d{1,9}(?:,\d{1,9})+)",
 }
@@ -341,10 +291,10 @@ def to_text(instruction: Printed) -> str:
     return row.text.format(**given)
 
 
-def parse_instruction(text: str, reductions: Mapping[tuple[str, str], Reduce]) -> Instruction:
+def parse_instruction(text: str, reductions: Mapping[tuple[str, str], Reduction]) -> Instruction:
     """Return the instruction that prints as `text`.
 
-    `reductions` says, by (how, bucket), over which ranks and with how many bytes a Reduce is.
+    `reductions` says, by word and bucket, over which ranks and with how many bytes one is.
     Raises:   ProgramError: no instruction prints so.
     """
     for row in TABLE:
@@ -360,12 +310,11 @@ def parse_instruction(text: str, reductions: Mapping[tuple[str, str], Reduce]) -
 def _made(
     row: OpRow,
     given: Mapping[str, str | None],
-    reductions: Mapping[tuple[str, str], Reduce],
+    reductions: Mapping[tuple[str, str], Reduction],
 ) -> Instruction:
-    if row.of is Reduce:
-        return replace(
-            reductions[str(given["how"]), str(given["bucket"])], step=int(str(given["step"]))
-        )
+    if row.of is Sum:
+        named = reductions[str(given["word"]), str(given["bucket"])]
+        return replace(named, step=int(str(given["step"])))
     operands: list[object] = []
     if row.of is Collect:
         how = COLLECT_HOWS[[*map(str, COLLECT_HOWS)].index(str(given["how"]))]

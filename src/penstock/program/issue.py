@@ -2,7 +2,7 @@
 
 All ranks are run once on a clock on which everything takes one tick and messages take none, with
 sends that never block.  What ends at a tick is written down then: the Compute, its Sends, and at
-once, in the lists of the peers, their Receives.  A Reduce that an update waits for ends at one tick
+once, in the lists of the peers, their Receives.  A sum that an update waits for ends at one tick
 for all of its members; another one takes no tick, for ranks go on while it runs.  So there is one
 order of everything - by tick, then by rank, sums last - that all lists agree with, a
 Send and its Receive being one event.  That is why a lowered program cannot stop, whatever its
@@ -25,8 +25,8 @@ class Turns(NamedTuple):
     """The orders of one pipeline, and what comes between their actions.
 
     Extra x of a rank, from `extra_offsets[rank]` on, comes before action `extra_at[x]` of the
-    orders: a Reduce (`extra_of`: which) or an Update (of which stage).  Where the orders list
-    updates, a Reduce stands before one and is waited for; else ranks go on, and wait at the end.
+    orders: a reduction (`extra_of`: which) or an Update (of which stage).  Where the orders list
+    updates, a reduction stands before one and is waited for; else ranks go on, and wait at the end.
     """
 
     kinds: NDArray[np.uint8]
@@ -38,7 +38,7 @@ class Turns(NamedTuple):
     extra_of: NDArray[np.int64]
     extra_step: NDArray[np.int64]
     extra_offsets: NDArray[np.int64]
-    waits: bool  # for each Reduce where it stands
+    waits: bool  # for each reduction where it stands
 
 
 class Sources(NamedTuple):
@@ -149,7 +149,7 @@ def _make(rank: int, index: int, work: Turns, sources: Sources, clock: Clock, to
 
 @part
 def _join(rank: int, extra: int, work: Turns, sources: Sources, clock: Clock, top: int) -> int:
-    """Let `rank` wait in a Reduce; if it is the last member, let all of them go on, at one tick."""
+    """Let `rank` wait in a reduction; its last member lets all of them go on, at one tick."""
     one = work.extra_of[extra]
     clock.came[one] += 1
     clock.latest[one] = max(clock.latest[one], clock.time[rank] + 1)

@@ -20,12 +20,7 @@ from penstock.program.issue import (
     run_clock,
     write_code,
 )
-from penstock.program.passes.collect import with_collects
-from penstock.program.passes.offload_listed import offload_listed
-from penstock.program.program import Program
-from penstock.program.reductions import (
-    AFTER_UPDATES,
-    AT_THE_END,
+from penstock.program.needed import (
     Needed,
     as_made,
     holders_of,
@@ -33,6 +28,10 @@ from penstock.program.reductions import (
     needed,
     stages_by_rank,
 )
+from penstock.program.passes.collect import with_collects
+from penstock.program.passes.offload_listed import offload_listed
+from penstock.program.program import Program
+from penstock.program.reductions import AFTER_UPDATES, AT_THE_END
 from penstock.program.rules import Columns
 from penstock.program.slots import assign_slots
 from penstock.program.wiring import Wiring, laws, wire
@@ -169,7 +168,7 @@ def _by_replica(sums: Sequence[Needed], grid: Grid) -> list[list[int]]:
     """Return for each replica the numbers of the sums in which any of its ranks takes part."""
     own: list[list[int]] = [[] for _ in range(grid.replicas)]
     for number, one in enumerate(sums):
-        for replica in sorted({*map(grid.replica_of, one.reduce.ranks)}):
+        for replica in sorted({*map(grid.replica_of, one.reduction.ranks)}):
             own[replica].append(number)
     return own
 
@@ -182,7 +181,7 @@ def chain(num_stages: int, *, backward: bool = True, size_bytes: int = 0) -> tup
 
 
 class _Extra(NamedTuple):
-    """A Reduce or Update that comes before the action at `at` of the orders."""
+    """A reduction or Update that comes before the action at `at` of the orders."""
 
     at: int
     op: int
@@ -202,7 +201,7 @@ def _extras(
     for number, one in sums.items():
         for stage in one.stages:
             of_stage[stage].append(number)
-    norm = any(one.reduce.how in AT_THE_END for one in sums.values())
+    norm = any(one.reduction.word in AT_THE_END for one in sums.values())
     backward, updates = bool((schedule.orders.kinds != F).any()), schedule.has_updates
     last = last_gradients(schedule.orders) if sums and not updates else {}
     extras: list[list[_Extra]] = []
@@ -230,14 +229,14 @@ def _as_made(
     """
     own, at = sorted({number for stage in made for number in of_stage[stage]}), 0
     for number in own:
-        how, stages = sums[number].reduce.how, sums[number].stages
-        if how not in AFTER_UPDATES:
-            at = end if how in AT_THE_END else max(at, *(made[s] + 1 for s in stages if s in made))
+        word, stages = sums[number].reduction.word, sums[number].stages
+        if word not in AFTER_UPDATES:
+            at = end if word in AT_THE_END else max(at, *(made[s] + 1 for s in stages if s in made))
             yield _Extra(at, REDUCE, number, 0)
     for stage in made:
         yield _Extra(end, UPDATE, stage, 0)
     for number in own:
-        if sums[number].reduce.how in AFTER_UPDATES:
+        if sums[number].reduction.word in AFTER_UPDATES:
             yield _Extra(end, REDUCE, number, 0)
 
 
@@ -345,7 +344,7 @@ def _side_by_side(
     many: Sequence[Schedule], grid: Grid, sums: Sequence[Needed], wiring: Wiring
 ) -> Codes:
     """Return the instructions of all replicas; those with one schedule differ by their numbers."""
-    table = tuple(one.reduce for one in sums)
+    table = tuple(one.reduction for one in sums)
     own = _by_replica(sums, grid)
     made: dict[tuple[int, int], tuple[Columns, int]] = {}  # the code of the first replica
     copies: list[Codes] = []
@@ -388,7 +387,7 @@ def _of_replica(
     ranks = grid.ranks_of(at)
     members: list[list[int]] = [[] for _ in range(num_sums)]
     for number, one in sums.items():
-        members[number] = [rank - ranks.start for rank in one.reduce.ranks if rank in ranks]
+        members[number] = [rank - ranks.start for rank in one.reduction.ranks if rank in ranks]
     sizes = schedule.num_stages, schedule.num_micro_batches, schedule.num_steps
     sources = Sources(
         where,

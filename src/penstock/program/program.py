@@ -34,12 +34,12 @@ from penstock.program.instructions import Guarding
 from penstock.program.instructions import Instruction as Instruction
 from penstock.program.instructions import Offload as Offload
 from penstock.program.instructions import Receive as Receive
-from penstock.program.instructions import Reduce as Reduce
 from penstock.program.instructions import Reload as Reload
 from penstock.program.instructions import Reshard as Reshard
 from penstock.program.instructions import Send as Send
 from penstock.program.instructions import Unshard as Unshard
 from penstock.program.instructions import Update as Update
+from penstock.program.reductions import Sum
 from penstock.program.text import from_json, to_json, to_text
 from penstock.program.verify import verify
 from penstock.schedule.grid import Grid, misfit, misplaced, unlike, written
@@ -187,8 +187,8 @@ class Program:
     @property
     def sharded(self) -> frozenset[int]:
         """Return the stages of which each rank keeps a shard."""
-        sums = (one for one in self.code.reductions if one.how == "shards")
-        return frozenset(int(one.bucket.removeprefix("stage")) for one in sums)
+        sums = (one for one in self.code.reductions if isinstance(one, Sum))
+        return frozenset(one.stage for one in sums if one.how == "shards")
 
     @property
     def far(self) -> frozenset[int]:

@@ -1,200 +1,161 @@
-"""Reductions: what has to be summed over which ranks before a stage may be updated."""
+"""Reductions: what ranks do together with all that a step has made, before or after its updates.
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from collections.abc import Set as AbstractSet
-from itertools import product
-from math import inf
-from typing import NamedTuple, TypeAlias
+tied:wte.0         Sum: of the gradients of a parameter that lives in several stages, in step 0
+replicas:stage1.0  Sum: of the gradients of a stage that lives on several ranks
+shards:stage1.0    Sum: likewise; each rank keeps its own shard of it
+delayed:stage1.0   Sum: likewise, of the step before; at the beginning of a step
+norm:all.0         Norm: of all gradients, to clip by
+guard:all.0        Guard: each rank gives another what it alone has, for a copy there
+commit:all.0       Commit: all have come to the end of the step, which counts only then
+validate:all.0     Validate: the norm, after an update that is undone and redone where it clips
+average:stage1.0   AverageWeights: of the weights of a stage, after its update
 
-import numpy as np
-from numpy.typing import NDArray
+A rank begins one where its code has it, and goes on; they run on a lane of their own, one after the
+other, each once all its `ranks` have begun it.  The next Update waits for all of them.
+"""
 
-from penstock.program.averages import averages_of
-from penstock.program.edges import StageBytes, TiedGroup
-from penstock.program.instructions import HOWS, How, Reduce
-from penstock.schedule.grid import Grid
-from penstock.schedule.orders import B, Orders, W
+from dataclasses import dataclass
+from typing import ClassVar, Literal, TypeAlias, get_args
 
-AFTER_UPDATES: tuple[How, ...] = "validate", "average"
-AT_THE_END: tuple[How, ...] = "norm", "guard", "commit", *AFTER_UPDATES  # of a step
-Holders: TypeAlias = Sequence[
-    Sequence[tuple[int, ...]]
-]  # [replica][stage] -> the ranks it lives on
+from penstock.errors import ProgramError
 
-
-class Needed(NamedTuple):
-    """A reduction, once per step, and the stages whose update it must precede."""
-
-    reduce: Reduce
-    stages: tuple[int, ...]
+SumHow = Literal["delayed", "tied", "replicas", "shards"]
+Word = Literal[
+    "delayed", "tied", "replicas", "shards", "norm", "guard", "commit", "validate", "average"
+]
+WORDS: tuple[Word, ...] = get_args(Word)  # in the order in which they come in a step
+AFTER_UPDATES: tuple[Word, ...] = "validate", "average"
+AT_THE_END: tuple[Word, ...] = "norm", "guard", "commit", *AFTER_UPDATES  # of a step
 
 
-class NeededSums(NamedTuple):
-    """Needed reductions as arrays; `needs[len(HOWS) * stage + how]` counts those of its update."""
+class _AsWord:
+    """Prints as its row of the table of instructions says."""
 
-    hows: NDArray[np.int64]  # places in HOWS
-    stages: NDArray[np.int32]
-    stage_offsets: NDArray[np.int64]
-    ranks: NDArray[np.int32]
-    rank_offsets: NDArray[np.int64]
-    needs: NDArray[np.int64]
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return f"{self.word}:{self.bucket}.{self.step}"  # type: ignore[attr-defined]
 
 
-def needed(  # long: its words  # noqa: PLR0913 - what a plan says of sums
-    holders: Holders,
-    tied: Sequence[TiedGroup],
-    clip: bool,
-    stage_bytes: Sequence[StageBytes] = (),
-    *,
-    post_validation: bool = False,
-    sharded: AbstractSet[int] = frozenset(),
-    commits: bool = False,
-    guards: bool = False,
-    delays: bool = False,
-    tensor: int = 1,
-    averages: str = "",
-) -> tuple[Needed, ...]:
-    """Return the reductions of every step, in the order in which a gradient needs them.
+@dataclass(frozen=True, slots=True)
+class Sum(_AsWord):
+    """Sum the gradients of a bucket over `ranks`.
 
-    Tied groups inside each replica, then each stage over all its ranks, then (to clip by it) the
-    norm over each replica: with `post_validation` after the updates.  A stage on one rank needs no
-    sum over replicas.  Last, where a step `commits`, a word of all ranks; right before it, where it
-    `guards`, what each rank gives its guard.
+    tied:      of a parameter that lives in several stages: on the spot where they share a rank.
+    replicas:  of a stage that lives on several ranks.
+    shards:    likewise, of which each rank keeps its own shard; it waits for the one before it on
+               its rank, whose whole gradients are freed then.
+    delayed:   likewise, of the step before.
 
-    sharded:  stages of which each rank keeps a shard, or all of it in far memory, and which their
-              sum leaves there; with any, a norm is over all replicas.
-    delays:   whether sums over replicas are of the step before.
-    tensor:   replicas that divide the ops of each stage: each is summed with those that have the
-              same slices; a norm is over all of them.
-    averages: how replicas average weights, as `Program.averages`; then gradients are summed over
-              the ranks of a replica only.
+    bucket:      a tied parameter's name, or "stage3".
+    size_bytes:  of a tensor whose sum takes as long.
     """
-    found: list[Needed] = []
-    for group in tied:
-        for stages in holders:
-            ranks = _union(stages[stage] for stage in group.stages)
-            found.append(
-                Needed(Reduce(group.name, "tied", ranks, 0, group.size_bytes), group.stages)
-            )
-    num_stages = len(holders[0])
-    groups = [holders[slice_::tensor] for slice_ in range(tensor)]
-    if averages:
-        groups = [[replica] for replica in holders]
-    for stage, group in product(range(num_stages), groups):
-        ranks = _union(replica[stage] for replica in group)
-        held = stage_bytes[stage] if stage_bytes else StageBytes()
-        size_bytes = held.weights if averages else held.summed or held.weights
-        if len(ranks) > 1 or stage in sharded:
-            how: How = "shards" if stage in sharded else "delayed" if delays else "replicas"
-            found.append(Needed(Reduce(f"stage{stage}", how, ranks, 0, size_bytes), (stage,)))
-    if clip:
-        how = "validate" if post_validation else "norm"
-        everywhere = [[ranks for stages in holders for ranks in stages]]
-        sliced = [
-            [_union(ranks) for ranks in zip(*holders[at : at + tensor], strict=True)]
-            for at in range(0, len(holders), tensor)
-        ]
-        for stages in everywhere if sharded else sliced:
-            reduce = Reduce("all", how, _union(stages), 0, 8)
-            found.append(Needed(reduce, tuple(range(num_stages))))
-    everyone = _union(ranks for stages in holders for ranks in stages)
-    if guards:
-        found.append(Needed(Reduce("all", "guard", everyone, 0, 0), tuple(range(num_stages))))
-    if commits:
-        found.append(Needed(Reduce("all", "commit", everyone, 0, 8), tuple(range(num_stages))))
-    for stage in range(num_stages) if averages else ():
-        held = stage_bytes[stage] if stage_bytes else StageBytes()
-        among = [replica[stage] for replica in holders]
-        made = averages_of(averages, stage, among, held.weights)
-        found += (Needed(one, (stage,)) for one in made)
-    return tuple(found)
+
+    how: SumHow
+    bucket: str
+    ranks: tuple[int, ...]
+    step: int = 0
+    size_bytes: int = 0
+
+    @property
+    def word(self) -> Word:
+        return self.how
+
+    @property
+    def stage(self) -> int:
+        """Return the stage whose gradients it sums, if it is of one stage."""
+        return int(self.bucket.removeprefix("stage"))
 
 
-def last_gradients(orders: Orders) -> dict[tuple[int, int], int]:
-    """Return by rank and stage the place among all actions of its last gradient there."""
-    at = np.flatnonzero((orders.kinds == B) | (orders.kinds == W))[::-1]
-    ranks = np.searchsorted(orders.offsets, at, side="right") - 1
-    num_stages = int(orders.stages.max(initial=0)) + 1
-    keys, first = np.unique(ranks * num_stages + orders.stages[at], return_index=True)
-    pairs = zip((keys // num_stages).tolist(), (keys % num_stages).tolist(), strict=True)
-    return dict(zip(pairs, at[first].tolist(), strict=True))
+@dataclass(frozen=True, slots=True)
+class _OfAll(_AsWord):
+    """A word of all `ranks`; it takes as long as a sum of `size_bytes`."""
+
+    ranks: tuple[int, ...]
+    step: int = 0
+    bucket: ClassVar[str] = "all"
+    size_bytes: ClassVar[int] = 8
 
 
-def as_made(sums: Sequence[Needed], orders: Orders, grid: Grid) -> tuple[Needed, ...]:
-    """Return `sums` in the order in which the last of their gradients are made, norms last.
+class Norm(_OfAll):
+    """Find the norm of all gradients, and clip by it."""
 
-    All ranks come to their sums in this one order, so none waits for another forever.  A sum is
-    made when the last of its ranks has done so many actions; before a stage's sum over replicas
-    come those of its tied parameters.
+    __slots__ = ()
+    word = "norm"
 
-    orders:   of one replica, as all others have them, but for the number of micro-batches.
+
+class Guard(_OfAll):
+    """Give another rank what this one alone has of the step, for a copy there; no sum."""
+
+    __slots__ = ()
+    word = "guard"
+    size_bytes = 0
+
+
+class Commit(_OfAll):
+    """Learn whether all ranks have come to the end of the step, which counts only then."""
+
+    __slots__ = ()
+    word = "commit"
+
+
+class Validate(_OfAll):
+    """Find the norm after the update, which is undone and redone where it should have clipped.
+
+    It is begun behind the updates, and awaited before the first backward of the next step.
     """
-    last, places = last_gradients(orders) if sums else {}, grid.places()[1].tolist()
-    last = {key: at - int(orders.offsets[key[0]]) for key, at in last.items()}
-    tied: defaultdict[int, int] = defaultdict(int)  # by stage
-    made: list[float] = []
-    for one in sums:
-        pairs = {(places[rank], stage) for rank in one.reduce.ranks for stage in one.stages}
-        at = max((last[pair] for pair in pairs if pair in last), default=0)
-        for stage in one.stages if one.reduce.how == "tied" else ():
-            tied[stage] = max(tied[stage], at)
-        at = max(at, tied[one.stages[0]]) if one.reduce.how in ("replicas", "shards") else at
-        made.append(inf if one.reduce.how in AT_THE_END else at)
-    return tuple(sums[number] for number in sorted(range(len(sums)), key=made.__getitem__))
+
+    __slots__ = ()
+    word = "validate"
 
 
-def _union(many: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
-    return tuple(sorted({rank for ranks in many for rank in ranks}))
+@dataclass(frozen=True, slots=True)
+class AverageWeights(_AsWord):
+    """Average the weights of a stage over `ranks`, after the updates of some steps of a run.
 
-
-def holders_of(where: NDArray[np.int32]) -> Holders:
-    """Return the ranks of every stage, from the rank of every [replica, stage, micro-batch].
-
-    Where a replica has no such micro-batch, the rank is -1.
+    bucket:      "stage3", or "stage3/1" where the ranks change by round.
+    size_bytes:  of the weights.
+    every:       steps from one time to the next.  first: steps until the first time.
     """
-    some = np.where(where < 0, np.iinfo(where.dtype).max, where)
-    lowest, highest = some.min(axis=2).tolist(), where.max(axis=2).tolist()
-    return tuple(
-        tuple(
-            (low,)
-            if low == high
-            else tuple(np.unique(where[replica, stage][where[replica, stage] >= 0]).tolist())
-            for stage, (low, high) in enumerate(zip(lowest[replica], highest[replica], strict=True))
-        )
-        for replica in range(len(where))
-    )
+
+    bucket: str
+    ranks: tuple[int, ...]
+    step: int = 0
+    size_bytes: int = 0
+    every: int = 1
+    first: int = 1
+    word: ClassVar[Word] = "average"
+
+    @property
+    def stage(self) -> int:
+        return int(self.bucket.removeprefix("stage").partition("/")[0])
+
+    def is_due(self, step: int) -> bool:
+        """Return whether it is done in step number `step` of a run."""
+        return step + 1 >= self.first and (step + 1 - self.first) % self.every == 0
 
 
-def stages_by_rank(holders: Holders, num_ranks: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the stages of each rank, one rank after the other, and where each rank's begin."""
-    pairs = [
-        (rank, stage) for stages in holders for stage, ranks in enumerate(stages) for rank in ranks
-    ]
-    ranks, stages = np.array(pairs, np.int64).reshape(-1, 2).T
-    sizes = np.bincount(ranks, minlength=num_ranks)
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
-    return np.ascontiguousarray(stages[np.argsort(ranks, kind="stable")]), offsets
+Reduction: TypeAlias = Sum | Norm | Guard | Commit | Validate | AverageWeights
+_OF_ALL = {each.word: each for each in (Norm, Guard, Commit, Validate)}
 
 
-def as_arrays(reductions: Sequence[Needed], num_stages: int, replicas: int) -> NeededSums:
-    """Return `reductions` as arrays for the loops over a program."""
-    hows = np.array([HOWS.index(one.reduce.how) for one in reductions], np.int64)
-    stages, stage_offsets = _ragged([one.stages for one in reductions])
-    ranks, rank_offsets = _ragged([one.reduce.ranks for one in reductions])
-    needs = np.bincount(
-        len(HOWS) * stages.astype(np.int64) + np.repeat(hows, np.diff(stage_offsets)),
-        minlength=len(HOWS) * num_stages,
-    )
-    for how in ("tied", "norm", "validate"):  # stand there once per replica
-        own = needs[HOWS.index(how) :: len(HOWS)]
-        own[:] = -(-own // replicas)  # or once for all
-    for how in ("delayed", "replicas", "shards", "average"):  # of several, a rank has its own
-        own = needs[HOWS.index(how) :: len(HOWS)]
-        own[:] = np.minimum(own, 1)
-    return NeededSums(hows, stages, stage_offsets, ranks, rank_offsets, needs)
+def reduction_of(
+    word: Word, bucket: str, ranks: tuple[int, ...], size_bytes: int, every: int = 1, first: int = 1
+) -> Reduction:
+    """Return the reduction of step 0 with these operands.
 
-
-def _ragged(lists: Sequence[tuple[int, ...]]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    offsets = np.cumsum([0, *map(len, lists)], dtype=np.int64)
-    return np.array([number for numbers in lists for number in numbers], np.int32), offsets
+    Raises:   ProgramError: of all gradients, with a bucket or a size of its own; or no average, and
+              not due in each step.
+    """
+    if word == "average":
+        return AverageWeights(bucket, ranks, 0, size_bytes, every, first)
+    if (every, first) != (1, 1):
+        message = f"{word}:{bucket} is due each {every} steps from step {first} on"
+        raise ProgramError(message, hint="only averages may be left out in a step")
+    if (of_all := _OF_ALL.get(word)) is None:
+        return Sum(word, bucket, ranks, 0, size_bytes)  # type: ignore[arg-type]
+    if (bucket, size_bytes) != (of_all.bucket, of_all.size_bytes):
+        message = f"{word} is of all gradients, in {of_all.size_bytes} bytes"
+        hint = f"write {word}:all.0"
+        raise ProgramError(f"{message}, not of {bucket!r} in {size_bytes}", hint=hint)
+    return of_all(ranks)

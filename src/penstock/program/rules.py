@@ -34,7 +34,7 @@ from penstock.program.codes import (
     Numbers,
 )
 from penstock.program.loops import loop, part
-from penstock.program.reductions import NeededSums
+from penstock.program.needed import NeededSums
 from penstock.program.wiring import Laws, Wiring
 from penstock.schedule.orders import B, F, I, U, W
 
@@ -89,7 +89,7 @@ from penstock.schedule.orders import B, F, I, U, W
     NOT_THIS_GROUP,
     NOT_AVERAGED,
 ) = range(49)
-NUM_HOWS, DELAYED, SHARDS, VALIDATE, AVERAGE = 9, 0, 3, 7, 8  # of instructions.HOWS
+NUM_HOWS, DELAYED, SHARDS, VALIDATE, AVERAGE = 9, 0, 3, 7, 8  # of reductions.WORDS
 
 Finding: TypeAlias = tuple[
     int, int, int

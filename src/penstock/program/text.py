@@ -23,11 +23,10 @@ from penstock.program.edges import Collected, Edge, EdgeKind, StageBytes, TiedGr
 from penstock.program.instructions import (
     CollectHow,
     Guarding,
-    How,
     Instruction,
-    Reduce,
     parse_instruction,
 )
+from penstock.program.reductions import AverageWeights, Reduction, Word, reduction_of
 from penstock.schedule.grid import written
 from penstock.schedule.weight_rule import WeightRule, rule_named
 from penstock.typed import typed
@@ -78,10 +77,10 @@ class _CollectRow(NamedTuple):
     size_bytes: int
 
 
-class _Reduction(NamedTuple):
+class _ReductionRow(NamedTuple):
     """Which gradients are summed, and over which ranks, as in a file."""
 
-    how: How
+    word: Word
     bucket: str
     ranks: tuple[int, ...]
     size_bytes: int
@@ -100,7 +99,7 @@ class _ProgramFile:
     edges: tuple[_EdgeRow, ...]
     tied: tuple[TiedGroup, ...]
     stage_bytes: tuple[StageBytes, ...]
-    reductions: tuple[_Reduction, ...]
+    reductions: tuple[_ReductionRow, ...]
     code: tuple[str, ...]
     shares: tuple[int, ...] = ()
     bits: tuple[int, ...] = ()
@@ -134,9 +133,12 @@ def to_json(program: "Program") -> str:
     fields |= {"tensor": program.tensor} if program.tensor > 1 else {}
     fields |= {"averages": program.averages} if program.averages else {}
     fields["reductions"] = [
-        (one.how, one.bucket, one.ranks, one.size_bytes) for one in program.code.reductions
+        (one.word, one.bucket, one.ranks, one.size_bytes) for one in program.code.reductions
     ]
-    due = [(one.every, one.first) for one in program.code.reductions]
+    due = [
+        (one.every, one.first) if isinstance(one, AverageWeights) else (1, 1)
+        for one in program.code.reductions
+    ]
     fields |= {"due": due} if program.averages else {}
     fields["code"] = [" ".join(map(str, code)) for code in program.code]
     lines = (f' "{name}": {_value(value)}' for name, value in fields.items())
@@ -163,11 +165,10 @@ def from_json(content: dict[str, Json], weight_rules: Sequence[WeightRule]) -> S
         raise ProgramError(f"weight_rule is {read.weight_rule!r}; known are {known}")
     due = read.due or ((1, 1),) * len(read.reductions)
     if len(due) != len(read.reductions):
-        raise ProgramError(f"due has {len(due)} rows, and there are {len(read.reductions)} sums")
-    reductions = [
-        Reduce(r.bucket, r.how, r.ranks, 0, r.size_bytes, *when)
-        for r, when in zip(read.reductions, due, strict=True)
-    ]
+        raise ProgramError(
+            f"due has {len(due)} rows, and there are {len(read.reductions)} reductions"
+        )
+    reductions = [reduction_of(*row, *when) for row, when in zip(read.reductions, due, strict=True)]
     lines = enumerate(read.code)
     return Saved(
         read.num_stages,
@@ -199,8 +200,8 @@ def _edges_of(read: _ProgramFile) -> tuple[Edge, ...]:
     return tuple(Edge(*edge, tuple(collects.get(number, ()))) for number, edge in rows)
 
 
-def _code(line: str, rank: int, reductions: Iterable[Reduce]) -> list[Instruction]:
-    own = {(one.how, one.bucket): one for one in reductions if rank in one.ranks}
+def _code(line: str, rank: int, reductions: Iterable[Reduction]) -> list[Instruction]:
+    own = {(one.word, one.bucket): one for one in reductions if rank in one.ranks}
     return [parse_instruction(word, own) for word in line.split()]
 
 

@@ -29,12 +29,19 @@ from penstock.program.program import (
     Offload,
     Program,
     Receive,
-    Reduce,
     Reload,
     Reshard,
     Send,
     Unshard,
     Update,
+)
+from penstock.program.reductions import (
+    AverageWeights,
+    Commit,
+    Guard,
+    Norm,
+    Sum,
+    Validate,
 )
 from penstock.runtime.calls import Bound, Call
 from penstock.runtime.collects import collect_call
@@ -84,7 +91,7 @@ def _check_scaling(rank: "Rank", program: Program) -> None:
     if program.weight_rule != SYNCHRONOUS:
         message = f"a step that overflows cannot be left out under rule {program.weight_rule.name}"
         raise RunError(message, hint=f"{hint}with a synchronous schedule")
-    if any(reduce.how == "validate" for reduce in program.code.reductions):
+    if any(isinstance(one, Validate) for one in program.code.reductions):
         message = "an update that is made before it is known whether the step overflows"
         raise RunError(message, hint=f"{hint}without post_validation")
 
@@ -119,8 +126,8 @@ class _Binder:
         self.here = {(action.stage, action.micro_batch) for action in computes}
         self.first_gradient = self._first_gradients(computes)
         self.last_gradient = self._first_gradients(computes[::-1])
-        sums = "delayed", "replicas", "shards"
-        self.summed = {i.bucket for i in self.code if isinstance(i, Reduce) and i.how in sums}
+        sums = [i for i in self.code if isinstance(i, Sum) and i.how != "tied"]
+        self.summed = {each.bucket for each in sums}
         self.leaf_uses = self._leaf_uses(computes)
         self.sums, self.copies = Awaited(rank, program), Moves(rank)
         self.order = rank.order(program)  # in which the micro-batches are read
@@ -132,7 +139,7 @@ class _Binder:
 
     def calls(self) -> list[Bound]:
         own = LocalStages(self.own, self._first_homes(), self.first_gradient)
-        found = [i for i in self.code if isinstance(i, Reduce) and i.how == "validate"]
+        found = [i for i in self.code if isinstance(i, Validate)]
         if found:
             calls = self._validated(own, Validation(self.rank, self.program, found[0], own))
         else:
@@ -155,7 +162,7 @@ class _Binder:
             if at in updates[:1]:
                 calls += self.sums.waits()
                 calls.append(Bound(validation.before_updates, "settle", "U", -1, 0))
-            if isinstance(instruction, Reduce) and instruction.how == "validate":
+            if isinstance(instruction, Validate):
                 where = "reduce", -1, instruction.step
                 calls.append(Bound(validation.after_updates, "collective", *where))
             else:
@@ -190,7 +197,7 @@ class _Binder:
                 yield from self.sums.waits()
                 collect = collect_call(self.rank, instruction)
                 yield Bound(collect, "collective", "collect", *of[1:], ranks=ranks)
-            case Reduce():
+            case Sum() | Norm() | Guard() | Commit() | Validate() | AverageWeights():
                 yield from self.sums.bind(place, sum_calls(self.rank, instruction, own))
             case Update(stage, step):
                 yield from self.sums.waits()

@@ -1,6 +1,6 @@
 """Lane: sums over ranks, or copies to far memory, beside the computing thread of a rank.
 
-A Reduce is begun where the program has it and runs on a thread of its own, which takes one after
+A reduction is begun where the program has it and runs on a thread of its own, which takes one after
 another; the computing thread waits for it right before what needs it.  Sums and copies of memory
 release the interpreter's lock, so both threads get on.
 
@@ -27,16 +27,13 @@ import torch
 
 from penstock.device import Device, of
 from penstock.processes.child import join
-from penstock.program.instructions import How
-from penstock.program.program import Program, Reduce, Update
+from penstock.program.program import Program, Update
+from penstock.program.reductions import Reduction, Sum, SumHow
 from penstock.runtime.calls import Bound, Call
 from penstock.timeline.spans import SpanKind
 
 if TYPE_CHECKING:
     from penstock.runtime.rank import Rank
-
-
-_BESIDE = "delayed", "tied", "replicas", "shards"  # sums that may run beside computes
 
 
 def nothing() -> None:
@@ -152,8 +149,8 @@ class Awaited:
 
     def __init__(self, rank: "Rank", program: Program) -> None:
         self.rank, self.program, self.code = rank, program, program.code[rank.rank]
-        self.under_way: list[tuple[Reduce, Begun | Queued, Call]] = []
-        self.over: list[tuple[Reduce, Call]] = []  # delayed ones, still to be put in their place
+        self.under_way: list[tuple[Sum, Begun | Queued, Call]] = []
+        self.over: list[tuple[Sum, Call]] = []  # delayed ones, still to be put in their place
         self.gathers: dict[int, Begun | Queued] = {}  # by stage
         self.device = of(rank.device)
         transport, is_queued = rank.transport, self.device.is_queued
@@ -162,25 +159,25 @@ class Awaited:
         self.has_lane = is_beside or not is_queued
 
     def bind(self, place: int, calls: SumCalls) -> Iterator[Bound]:
-        """Yield the calls of the Reduce at `place` of the code."""
-        reduce = self.code[place]
-        assert isinstance(reduce, Reduce)
-        where = "reduce", -1, reduce.step
-        if reduce.how == "shards":  # one at a time: the gradients before take memory
-            yield from self.waits("shards")
-            stage = int(reduce.bucket.removeprefix("stage"))
-            yield Bound(self.rank.shard_of(stage).keep, "versions", "reduce", stage, reduce.step)
-        if self._has_company(place, reduce) or reduce.how == "delayed":
-            yield from _quiet(calls.make, reduce)
+        """Yield the calls of the reduction at `place` of the code."""
+        reduction = self.code[place]
+        assert isinstance(reduction, Reduction)
+        is_sum = isinstance(reduction, Sum)
+        if isinstance(reduction, Sum) and reduction.how == "shards":
+            yield from self.waits("shards")  # one at a time: the gradients before take memory
+            stage = reduction.stage
+            yield Bound(self.rank.shard_of(stage).keep, "versions", "reduce", stage, reduction.step)
+        if isinstance(reduction, Sum) and self._has_company(place, reduction):
+            yield from _quiet(calls.make, reduction)
             begin, begun = self._beside(calls.sum)
-            self.under_way.append((reduce, begun, calls.after))
-            yield Bound(begin, "begin", *where)  # 16 in docs/architecture.md
+            self.under_way.append((reduction, begun, calls.after))
+            yield Bound(begin, "begin", "reduce", -1, reduction.step)  # 16 in docs/architecture.md
             return
-        if len(reduce.ranks) > 1 or reduce.how not in _BESIDE:
-            yield from self.waits(ends=reduce.how not in _BESIDE)
-        yield from _quiet(calls.make, reduce)
-        yield Bound(calls.sum, "collective", *where, ranks=reduce.ranks)
-        yield from self._ended(reduce, calls.after)
+        if len(reduction.ranks) > 1 or not is_sum:
+            yield from self.waits(ends=not is_sum)
+        yield from _quiet(calls.make, reduction)
+        yield Bound(calls.sum, "collective", "reduce", -1, reduction.step, reduction.ranks)
+        yield from self._ended(reduction, calls.after)
 
     def _beside(self, call: Call) -> tuple[Call, Begun | Queued]:
         """Return what begins a call beside the thread, and what waits for it."""
@@ -210,51 +207,52 @@ class Awaited:
     def before(self, stage: int) -> Iterator[Bound]:
         """Yield the calls that wait for sums of gradients that a backward of `stage` adds to."""
         added = (each for each, _, _ in self.under_way if each.how != "delayed")
-        if any(stage in self._stages_of(reduce) for reduce in added):
+        if any(stage in self._stages_of(one) for one in added):
             yield from self.waits(ends=False)
 
-    def _stages_of(self, reduce: Reduce) -> tuple[int, ...]:
-        if reduce.how == "tied":
-            return next(g.stages for g in self.program.tied if g.name == reduce.bucket)
-        return (int(reduce.bucket.removeprefix("stage")),)
+    def _stages_of(self, wanted: Sum) -> tuple[int, ...]:
+        if wanted.how == "tied":
+            return next(g.stages for g in self.program.tied if g.name == wanted.bucket)
+        return (wanted.stage,)
 
-    def waits(self, how: How | None = None, *, ends: bool = True) -> Iterator[Bound]:
+    def waits(self, how: SumHow | None = None, *, ends: bool = True) -> Iterator[Bound]:
         """Yield the calls that wait for all sums under way, or for those of one kind.
 
         ends:  whether all gradients of the step are there, which delayed sums are to replace.
         """
         wanted = [each for each in self.under_way if how in (None, each[0].how)]
         self.under_way = [each for each in self.under_way if each not in wanted]
-        for reduce, begun, after in wanted:
-            yield _wait(begun, ("reduce", -1, reduce.step), reduce.ranks)
-            if reduce.how == "delayed":
-                self.over.append((reduce, after))
+        for one, begun, after in wanted:
+            yield _wait(begun, ("reduce", -1, one.step), one.ranks)
+            if one.how == "delayed":
+                self.over.append((one, after))
             else:
-                yield from self._ended(reduce, after)
+                yield from self._ended(one, after)
         over, self.over = (self.over, []) if ends else ([], self.over)
-        for reduce, after in over:
-            yield from self._ended(reduce, after)
+        for one, after in over:
+            yield from self._ended(one, after)
 
-    def _ended(self, reduce: Reduce, after: Call) -> Iterator[Bound]:
+    def _ended(self, reduction: Reduction, after: Call) -> Iterator[Bound]:
         """Yield the calls that look at a sum and free what only it needed."""
-        yield from _quiet(after, reduce)
-        if reduce.how == "shards":
-            stage = int(reduce.bucket.removeprefix("stage"))
-            yield Bound(self.rank.shard_of(stage).end, "versions", "reduce", stage, reduce.step)
+        yield from _quiet(after, reduction)
+        if isinstance(reduction, Sum) and reduction.how == "shards":
+            stage = reduction.stage
+            yield Bound(self.rank.shard_of(stage).end, "versions", "reduce", stage, reduction.step)
 
-    def _has_company(self, place: int, reduce: Reduce) -> bool:
+    def _has_company(self, place: int, wanted: Sum) -> bool:
         """Return whether anything is done before somebody needs the sum, over several ranks."""
-        alone = len(reduce.ranks) == 1 and reduce.how != "shards"
-        if alone or reduce.how not in _BESIDE:
+        if wanted.how == "delayed":
+            return True
+        if len(wanted.ranks) == 1 and wanted.how != "shards":
             return False
-        following = (each for each in self.code[place + 1 :] if not isinstance(each, Reduce))
+        following = (each for each in self.code[place + 1 :] if not isinstance(each, Reduction))
         return self.has_lane and not isinstance(next(following), Update)
 
 
-def _quiet(call: Call, reduce: Reduce) -> Iterator[Bound]:
+def _quiet(call: Call, reduction: Reduction) -> Iterator[Bound]:
     """Yield a call that belongs to a sum, if it does anything."""
     if call is not nothing:
-        yield Bound(call, "versions", "reduce", -1, reduce.step)
+        yield Bound(call, "versions", "reduce", -1, reduction.step)
 
 
 def _wait(begun: Begun | Queued, where: tuple[SpanKind, int, int], ranks: tuple[int, ...]) -> Bound:

@@ -27,8 +27,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.device import of
-from penstock.program.program import Program, Reduce
+from penstock.program.program import Program
 from penstock.program.provisional import provisional_ends, sent_until
+from penstock.program.reductions import Validate
 from penstock.runtime.calls import Bound
 from penstock.runtime.sums import GlobalNorm, LocalStages
 from penstock.transport.transport import TensorSpec
@@ -46,14 +47,16 @@ class Validation:
              since then has to be done again.
     """
 
-    def __init__(self, rank: "Rank", program: Program, reduce: Reduce, own: LocalStages) -> None:
-        self.rank, self.norm, self.step = rank, GlobalNorm(rank, own), reduce.step
+    def __init__(
+        self, rank: "Rank", program: Program, validate: Validate, own: LocalStages
+    ) -> None:
+        self.rank, self.norm, self.step = rank, GlobalNorm(rank, own), validate.step
         self.updated = [rank.weights_of(stage) for stage in own.stages]
         for weights in self.updated:
             weights.remember_updates()
         last = program.num_stages - 1
-        hub = next(r for r in reduce.ranks if last in program.stages_of(r))
-        self.exchange = _Exchange(rank, self.norm.count, hub, reduce.ranks)
+        hub = next(r for r in validate.ranks if last in program.stages_of(r))
+        self.exchange = _Exchange(rank, self.norm.count, hub, validate.ranks)
         self.is_clipped = False  # already, before the update
 
     def before_updates(self) -> None:

@@ -27,7 +27,8 @@ from penstock.graph.stages import SegmentKind, Stages
 from penstock.graph.trace import Capture
 from penstock.job import Job
 from penstock.program.codes import COMPUTE
-from penstock.program.program import Program, Reduce
+from penstock.program.program import Program
+from penstock.program.reductions import Commit, Guard
 from penstock.runtime import bind
 from penstock.runtime.calls import Bound as Bound
 from penstock.runtime.calls import Call
@@ -53,7 +54,7 @@ from penstock.transport.packing import Packing, packing_of
 from penstock.transport.transport import Post, Send, Transport, Wait
 
 
-def _give_nothing(reduce: Reduce) -> None:
+def _give_nothing(guard: Guard) -> None:
     """Give nothing to a guard: the run has none."""
 
 
@@ -75,7 +76,7 @@ class Rank:
     carried:   of each stage whose buffers other ranks change too.
     """
 
-    guard: Callable[[Reduce], None] = staticmethod(_give_nothing)
+    guard: Callable[[Guard], None] = staticmethod(_give_nothing)
     guarded_bytes: Callable[[], int] = int
 
     def __init__(
@@ -137,11 +138,11 @@ class Rank:
 
     # -- whom it works with ------------------------------------------------------------------
 
-    def commits_by(self, commit: Callable[[Reduce], None]) -> None:
+    def commits_by(self, commit: Callable[[Commit], None]) -> None:
         """Call `commit` where a step counts only once all ranks have come to its end."""
         self.commit = commit
 
-    def gives_by(self, give: Callable[[Reduce], None], held_bytes: Callable[[], int]) -> None:
+    def gives_by(self, give: Callable[[Guard], None], held_bytes: Callable[[], int]) -> None:
         """Call `give` where another rank gets what this one alone has of a step.
 
         held_bytes:  returns the bytes that are held here for another rank.
@@ -254,11 +255,11 @@ class Rank:
         changed = [self.unsettled.pop(0)() for _ in tuple(self.unsettled)]
         return any(changed)
 
-    def _commit(self, reduce: Reduce) -> None:
+    def _commit(self, commit: Commit) -> None:
         """Return once all ranks have come to the end of a step."""
-        if len(reduce.ranks) > 1:
+        if len(commit.ranks) > 1:
             word = torch.zeros(1, dtype=torch.float64, device=self.device)
-            self.transport.all_reduce(word, reduce.ranks)
+            self.transport.all_reduce(word, commit.ranks)
 
     def join_buffers(self, step: int) -> None:
         """Give the buffers that copies carry their values after so many steps of the run.

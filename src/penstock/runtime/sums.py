@@ -13,7 +13,14 @@ from penstock import _compat
 from penstock.device import of
 from penstock.errors import PlanError
 from penstock.graph.parts import word_of
-from penstock.program.program import Reduce
+from penstock.program.reductions import (
+    AverageWeights,
+    Commit,
+    Guard,
+    Norm,
+    Reduction,
+    Sum,
+)
 from penstock.runtime.calls import Call, StepResult
 from penstock.runtime.collects import told_slices
 from penstock.runtime.host_numbers import UnseenNorm, look
@@ -44,41 +51,41 @@ class LocalStages(NamedTuple):
     added: Container[tuple[int, int]]
 
 
-def sum_calls(rank: "Rank", reduce: Reduce, own: LocalStages) -> SumCalls:
-    """Return the calls of one Reduce on a rank with the stages `own`."""
-    match reduce.how:
-        case "tied":
-            return _tied(rank, reduce, own)
-        case "replicas":
-            return _replicas(rank, reduce, own)
-        case "delayed":
-            return _delayed(rank, reduce, own)
-        case "shards":
-            return _shards(rank, reduce, own)
-        case "norm":
-            return _norm(rank, reduce, own)
-        case "guard":
-            return SumCalls(lambda: rank.guard(reduce))
-        case "commit":
-            return SumCalls(lambda: rank.commit(reduce))
-        case "average":
-            return _average(rank, reduce)
-        case "validate":
+def sum_calls(rank: "Rank", reduction: Reduction, own: LocalStages) -> SumCalls:
+    """Return the calls of one reduction on a rank with the stages `own`."""
+    match reduction:
+        case Sum("tied"):
+            return _tied(rank, reduction, own)
+        case Sum("replicas"):
+            return _replicas(rank, reduction, own)
+        case Sum("delayed"):
+            return _delayed(rank, reduction, own)
+        case Sum("shards"):
+            return _shards(rank, reduction.stage)
+        case Norm():
+            return _norm(rank, reduction, own)
+        case Guard():
+            return SumCalls(lambda: rank.guard(reduction))
+        case Commit():
+            return SumCalls(lambda: rank.commit(reduction))
+        case AverageWeights():
+            return _average(rank, reduction)
+        case _:
             raise AssertionError("post_validation.py does it")
 
 
-def _tied(rank: "Rank", reduce: Reduce, own: LocalStages) -> SumCalls:
+def _tied(rank: "Rank", wanted: Sum, own: LocalStages) -> SumCalls:
     """Sum the gradients of one parameter over the stages that hold it, here and elsewhere."""
     nodes = rank.capture.graph.nodes
     pairs = ((word_of(nodes[node].name), node, holders) for node, holders in rank.stages.tied)
-    node, holders = next((node, held) for word, node, held in pairs if word == reduce.bucket)
+    node, holders = next((node, held) for word, node, held in pairs if word == wanted.bucket)
     here = [(stage, rank.weights_of(stage)) for stage in holders if stage in own.stages]
     shards = [weights.shard for _, weights in here if weights.shard is not None]
     targets = [weights.gradients[node] for _, weights in here if node in weights.gradients]
     silent = [
         weights.gradients[node]
         for stage, weights in here
-        if targets and (node not in weights.with_gradient or (stage, reduce.step) not in own.added)
+        if targets and (node not in weights.with_gradient or (stage, wanted.step) not in own.added)
     ]
 
     def make() -> None:
@@ -93,34 +100,34 @@ def _tied(rank: "Rank", reduce: Reduce, own: LocalStages) -> SumCalls:
             target.zero_()
         for other in others:
             first.add_(other)
-        if len(reduce.ranks) > 1:
-            rank.transport.all_reduce(first, reduce.ranks)
+        if len(wanted.ranks) > 1:
+            rank.transport.all_reduce(first, wanted.ranks)
         for other in others:
             other.copy_(first)
 
     return SumCalls(call, make) if shards and targets else SumCalls(call)
 
 
-def _replicas(rank: "Rank", reduce: Reduce, own: LocalStages) -> SumCalls:
+def _replicas(rank: "Rank", wanted: Sum, own: LocalStages) -> SumCalls:
     """Sum all gradients of a stage over all ranks on which it lives.
 
     A tied one has been summed over the ranks of this replica, and counts on the first of them.
     """
-    stage = int(reduce.bucket.removeprefix("stage"))
+    stage = wanted.stage
     weights = rank.weights_of(stage)
     watched = [weights.gradients[node] for node in rank.watched(stage) if node in weights.gradients]
-    is_telling = rank.rank == min(reduce.ranks)
-    cleared = _cleared(rank, reduce, own)
-    held = _held_back(rank, weights, reduce)
+    is_telling = rank.rank == min(wanted.ranks)
+    cleared = _cleared(rank, wanted, own)
+    held = _held_back(rank, weights, wanted)
 
     def call() -> None:
         for gradient in cleared:
             gradient.zero_()
         if held is not None:
-            held.sum_over(rank.transport, weights.flat_gradients, reduce.ranks)
+            held.sum_over(rank.transport, weights.flat_gradients, wanted.ranks)
             return
         for flat in weights.flat_gradients:
-            sum_over(rank.transport, flat, reduce.ranks, rank.job)
+            sum_over(rank.transport, flat, wanted.ranks, rank.job)
 
     def after() -> None:
         if rank.noise.is_due:
@@ -129,67 +136,66 @@ def _replicas(rank: "Rank", reduce: Reduce, own: LocalStages) -> SumCalls:
     return SumCalls(call, after=after) if is_telling and watched else SumCalls(call)
 
 
-def _cleared(rank: "Rank", reduce: Reduce, own: LocalStages) -> list[Tensor]:
+def _cleared(rank: "Rank", wanted: Sum, own: LocalStages) -> list[Tensor]:
     """Return the gradients of a stage that this rank adds nothing to a sum over replicas by."""
-    stage = int(reduce.bucket.removeprefix("stage"))
+    stage = wanted.stage
     rows = rank.weights_of(stage).gradients.items()
     tied = {node for node, holders in rank.stages.tied if stage in holders}
     cleared: list[Tensor] = []
-    if (stage, reduce.step) not in own.added:  # they still hold the sum of the step before
+    if (stage, wanted.step) not in own.added:  # they still hold the sum of the step before
         cleared += [value for node, value in rows if node not in tied]
     if stage not in own.first:
         cleared += [value for node, value in rows if node in tied]
     return cleared
 
 
-def _delayed(rank: "Rank", reduce: Reduce, own: LocalStages) -> SumCalls:
+def _delayed(rank: "Rank", wanted: Sum, own: LocalStages) -> SumCalls:
     """Sum the gradients of the step before of a stage, and leave those of this one for the next."""
-    stage = int(reduce.bucket.removeprefix("stage"))
+    stage = wanted.stage
     weights = rank.weights_of(stage)
-    held = _held_back(rank, weights, reduce)
+    held = _held_back(rank, weights, wanted)
     assert held is not None, "the job says so, as the plan does"
     delayed = held.delayed
     assert delayed is not None, "it is of this way"
-    cleared = _cleared(rank, reduce, own)
+    cleared = _cleared(rank, wanted, own)
 
     def after() -> None:
         for gradient in cleared:
             gradient.zero_()
         delayed.take(weights.flat_gradients)
 
-    return SumCalls(lambda: delayed.sum_over(rank.transport, reduce.ranks), after=after)
+    return SumCalls(lambda: delayed.sum_over(rank.transport, wanted.ranks), after=after)
 
 
-def _average(rank: "Rank", reduce: Reduce) -> SumCalls:
+def _average(rank: "Rank", wanted: AverageWeights) -> SumCalls:
     """Average the weights of a stage with other replicas, where it is due."""
-    weights, progress = rank.weights_of(reduce.stage), rank.progress
+    weights, progress = rank.weights_of(wanted.stage), rank.progress
     averaged = weights.average_by(sums_way(rank.averages))
-    group = AverageGroup(reduce.ranks, rank.grid.replicas)
+    group = AverageGroup(wanted.ranks, rank.grid.replicas)
 
     def call() -> None:
-        if reduce.is_due(progress.first_step + reduce.step):
+        if wanted.is_due(progress.first_step + wanted.step):
             averaged.average(rank.transport, group)
             weights.renew_reads()
 
     return SumCalls(call)
 
 
-def _held_back(rank: "Rank", weights: StageWeights, reduce: Reduce) -> HeldBack | None:
+def _held_back(rank: "Rank", weights: StageWeights, wanted: Sum) -> HeldBack | None:
     """Return what sums the gradients of a stage and holds back what is not sent, if anything is."""
     way = sums_way(rank.job.sums)
     if not way.holds_back:
         return None
     held = weights.hold_back(way, rank.stages.shared, rank.job.seed)
-    held.joins(rank.rank, reduce.ranks)
+    held.joins(rank.rank, wanted.ranks)
     return held
 
 
-def _shards(rank: "Rank", reduce: Reduce, own: LocalStages) -> SumCalls:
+def _shards(rank: "Rank", stage: int) -> SumCalls:
     """Sum all gradients of a stage over its replicas; each keeps those of its part.
 
     Where this rank adds none to a step, they are zeros.
     """
-    stage = int(reduce.bucket.removeprefix("stage"))
     shard, nodes = rank.shard_of(stage), rank.watched(stage)
 
     if shard.far is not None and of(rank.device).is_queued:  # it is no more at hand afterwards
@@ -227,20 +233,20 @@ def _leaving(rank: "Rank", shard: StageShard, nodes: Collection[int]) -> SumCall
     return SumCalls(partial(shard.scatter, watch), make, after)
 
 
-def _norm(rank: "Rank", reduce: Reduce, own: LocalStages) -> SumCalls:
+def _norm(rank: "Rank", wanted: Norm, own: LocalStages) -> SumCalls:
     """Clip the gradients by their norm over all ranks, and find out whether they overflow."""
     norm = GlobalNorm(rank, own)
     is_queued = of(rank.device).is_queued
 
     def call() -> None:
         norms = norm.own()
-        if len(reduce.ranks) > 1:
-            rank.transport.all_reduce(norms, reduce.ranks)
+        if len(wanted.ranks) > 1:
+            rank.transport.all_reduce(norms, wanted.ranks)
         # 17 in docs/architecture.md
         if is_queued:
-            norm.clip_unseen(norm.whole(norms), reduce.step)
+            norm.clip_unseen(norm.whole(norms), wanted.step)
         else:
-            norm.clip(norm.whole(norms), rank.progress.first_step + reduce.step)
+            norm.clip(norm.whole(norms), rank.progress.first_step + wanted.step)
 
     return SumCalls(call)
 

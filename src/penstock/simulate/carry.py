@@ -26,8 +26,8 @@ import numpy as np
 from penstock.cluster.cluster import Cluster
 from penstock.errors import ProfileError
 from penstock.program.codes import COPIES, COST_ROW, JOINS, REDUCE, SEND, WORKS
-from penstock.program.instructions import Reduce
 from penstock.program.program import Program
+from penstock.program.reductions import Reduction
 from penstock.schedule.orders import KINDS, B, I, W
 from penstock.simulate.costs import Costs, with_copies
 from penstock.simulate.matched import Floats
@@ -201,18 +201,18 @@ def _sums(
     all_of: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
     is_sum = program.code.op[np.flatnonzero(JOINS[program.code.op])] == REDUCE
     sums_s, gathers_s = recorded.sum_s[is_sum].tolist(), recorded.sum_s[~is_sum].tolist()
-    for (where, reduce), seconds in zip(_reduces(program), sums_s, strict=True):
-        own[*where, reduce.how, reduce.bucket] = seconds
-        all_of[reduce.how, reduce.bucket].append(seconds)
+    for (where, reduction), seconds in zip(_reduces(program), sums_s, strict=True):
+        own[*where, reduction.word, reduction.bucket] = seconds
+        all_of[reduction.word, reduction.bucket].append(seconds)
     found, notes = list[float](), Notes()
-    for where, reduce in _reduces(other):
-        key = reduce.how, reduce.bucket
+    for where, reduction in _reduces(other):
+        key = reduction.word, reduction.bucket
         if (*where, *key) in own:
             found.append(own[*where, *key])
         elif key in all_of:
             found.append(_mean(all_of[key]))
         else:
-            found.append(_linked_s(reduce, cluster))
+            found.append(_linked_s(reduction, cluster))
             notes["sums that were not run as the link says"] = None
     others = other.code.op[np.flatnonzero(JOINS[other.code.op])] == REDUCE
     taken_s = np.full(len(others), _mean(gathers_s) if gathers_s else 0.0)
@@ -220,12 +220,12 @@ def _sums(
     return taken_s, notes
 
 
-def _linked_s(reduce: Reduce, cluster: Cluster | None) -> float:
-    return 0.0 if cluster is None else cluster.sum_s(reduce.size_bytes, reduce.ranks)
+def _linked_s(reduction: Reduction, cluster: Cluster | None) -> float:
+    return 0.0 if cluster is None else cluster.sum_s(reduction.size_bytes, reduction.ranks)
 
 
-def _reduces(program: Program) -> Iterable[tuple[tuple[int, int], Reduce]]:
-    """Return (rank, step) and reduction of every Reduce, in the order of the code."""
+def _reduces(program: Program) -> Iterable[tuple[tuple[int, int], Reduction]]:
+    """Return (rank, step) and reduction of each of them, in the order of the code."""
     code = program.code
     rows = np.flatnonzero(code.op == REDUCE)
     owners = (np.searchsorted(code.offsets, rows, side="right") - 1).tolist()

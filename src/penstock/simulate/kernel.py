@@ -139,7 +139,7 @@ class Queues(NamedTuple):
     group: Ints  # by item of a queue
     taken_s: Floats  # by item: how long it takes
     share: Floats  # by item: of its rank's core, that it takes meanwhile; empty: nothing
-    gathers: Ints  # by item: rank * stages + stage of an Unshard; -1: Reduce
+    gathers: Ints  # by item: rank * stages + stage of an Unshard; -1: reduction
     after: Ints  # by item: that of its queue that is over before it is issued, or -1
     issued_s: Floats  # by item
     begun_s: Floats  # by item
@@ -498,7 +498,7 @@ def _route(rank: int, peer: int, offsets: Ints, peers: Ints) -> int:
 
 @compiled
 def _issue(rank: int, now_s: float, queues: Queues, agenda: Agenda) -> None:
-    """Put the next Reduce or Unshard of a rank into its queue, and begin all that can begin now."""
+    """Put a rank's next reduction or Unshard into its queue, and begin all that can begin now."""
     place = queues.offsets[rank] + queues.issued[rank]
     queues.issued_s[place] = now_s
     queues.issued[rank] += 1

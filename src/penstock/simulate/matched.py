@@ -145,7 +145,7 @@ def members(program: Program) -> dict[int, list[int]]:
 def awaited_first(program: Program) -> dict[int, int]:
     """Return for each sum in shards the one before it of its rank, which its thread awaits."""
     code, found = program.code, dict[int, int]()
-    names = np.array([one.how == "shards" for one in code.reductions], np.bool_)
+    names = np.array([one.word == "shards" for one in code.reductions], np.bool_)
     rows = np.flatnonzero(code.op == REDUCE)
     rows = rows[names[code.edge[rows]]] if len(names) else rows
     owners = np.searchsorted(code.offsets, rows, side="right")

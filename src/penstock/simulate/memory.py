@@ -34,6 +34,7 @@ from penstock.program.codes import (
 from penstock.program.edges import Edge
 from penstock.program.instructions import TABLE, Bytes
 from penstock.program.program import Program
+from penstock.program.reductions import Sum
 from penstock.schedule.ledger import Changes, Levels, levels, peaks
 from penstock.schedule.orders import B, F, I, IntArray, U, W
 from penstock.schedule.schedule import Schedule
@@ -170,7 +171,7 @@ def _inside(
 def _shards(program: Program) -> IntArray:
     """Return the rows of all sums that leave shards."""
     codes = program.code
-    names = np.array([one.how == "shards" for one in codes.reductions], np.bool_)
+    names = np.array([one.word == "shards" for one in codes.reductions], np.bool_)
     sums = np.flatnonzero(codes.op == REDUCE)
     return sums[names[codes.edge[sums]]] if len(names) else sums[:0]
 
@@ -199,8 +200,9 @@ def _gradients(
         elif op in (REDUCE, UPDATE) or (op in (RELOAD, BEGIN_RELOAD) and kind == W):
             less[at], due = due, 0
             if op == REDUCE:
-                bucket = codes.reductions[int(codes.edge[rows[at]])].bucket
-                summed = int(bucket.removeprefix("stage"))
+                leaving = codes.reductions[int(codes.edge[rows[at]])]
+                assert isinstance(leaving, Sum), "only sums leave shards"
+                summed = leaving.stage
                 stays = 0 if summed in far else kept[rank - 1, summed]
                 more[at] = (0 if summed in held else sizes[summed]) + stays
                 due = held.pop(summed, sizes[summed])

@@ -22,7 +22,8 @@ from penstock.program.codes import (
     UPDATE,
     WORKS,
 )
-from penstock.program.program import Program, Reduce
+from penstock.program.program import Program
+from penstock.program.reductions import AverageWeights, Guard, Reduction, Sum
 from penstock.program.wiring import wire
 from penstock.schedule.orders import KINDS, Action
 from penstock.schedule.weight_rule import SYNCHRONOUS
@@ -281,37 +282,39 @@ def collect_s(program: Program, edge: int, meeting: int, cluster: Cluster | None
 
 def _sum_s(
     program: Program,
-    reduce: Reduce,
+    reduction: Reduction,
     seconds: Costs | Recorded | Seconds,
     cluster: Cluster | None,
 ) -> float:
-    """Return the seconds of a sum; of one in shards each rank gets only its own.
+    """Return the seconds of a reduction; of a sum in shards each rank gets only its own.
 
     Unequal shards take as long as if all were as large as the largest.
     """
-    if reduce.how == "guard":
+    if isinstance(reduction, Guard):
         assert program.guard is not None, "the plan says who guards whom"
         if not isinstance(seconds, Costs):
             return 0.0
         sizes = seconds.guard_bytes.tolist()
         return exchange_s(sizes, seconds.guard_s, cluster, program.guard.apart)
-    stretch, kept_s = program.stretch(reduce.ranks[0]), 0.0
+    kept_s, size_bytes, ranks = 0.0, reduction.size_bytes, reduction.ranks
+    is_tied = isinstance(reduction, Sum) and reduction.how == "tied"
     if (
-        reduce.how in ("shards", "replicas", "delayed", "average")
+        isinstance(reduction, Sum | AverageWeights)
+        and not is_tied
         and isinstance(seconds, Costs)
         and len(seconds.shards_s)
     ):
-        kept_s = float(seconds.shards_s[_stage_of(reduce)])
-    if reduce.how == "average":  # in the mean of all steps
-        taken_s = 0.0 if cluster is None else cluster.sum_s(reduce.size_bytes, reduce.ranks)
-        return (kept_s + taken_s) / reduce.every
-    if cluster is None or len(reduce.ranks) == 1:
+        kept_s = float(seconds.shards_s[reduction.stage])
+    if isinstance(reduction, AverageWeights):  # in the mean of all steps
+        taken_s = 0.0 if cluster is None else cluster.sum_s(size_bytes, ranks)
+        return (kept_s + taken_s) / reduction.every
+    if cluster is None or len(ranks) == 1:
         return kept_s
-    if reduce.how == "shards":
-        size_bytes = reduce.size_bytes * stretch
-        taken_s = kept_s + cluster.collective_s("reduce_scatter", size_bytes, reduce.ranks)
-        return taken_s + cluster.ends_s(reduce.ranks)
-    return kept_s + cluster.sum_s(reduce.size_bytes, reduce.ranks)
+    if reduction.word == "shards":
+        largest_bytes = size_bytes * program.stretch(ranks[0])
+        taken_s = kept_s + cluster.collective_s("reduce_scatter", largest_bytes, ranks)
+        return taken_s + cluster.ends_s(ranks)
+    return kept_s + cluster.sum_s(size_bytes, ranks)
 
 
 def exchange_s(sizes: Sequence[int], busy_s: float, cluster: Cluster | None, apart: int) -> float:
@@ -408,14 +411,19 @@ def _sent_and_kept(
             return 0.0, 0.0
         kept_s = float(costs.unshard_s[stage]) if len(costs.unshard_s) else 0.0
         return part * float(costs.unshard_bytes[stage]), kept_s
-    reduce = program.code.reductions[group]
-    if reduce.how == "guard":  # its seconds say what it does; what it sends is not counted
-        return 0.0, 0.0
-    if reduce.how != "shards":
-        return 2 * part * float(reduce.size_bytes) / reduce.every, 0.0
-    shards_s = costs.shards_s if costs is not None else np.zeros(0)
-    kept_s = float(shards_s[_stage_of(reduce)]) if len(shards_s) else 0.0
-    return part * float(reduce.size_bytes), kept_s
+    reduction = program.code.reductions[group]
+    size_bytes = float(reduction.size_bytes)
+    match reduction:
+        case Guard():  # its seconds say what it does; what it sends is not counted
+            return 0.0, 0.0
+        case Sum("shards"):
+            shards_s = costs.shards_s if costs is not None else np.zeros(0)
+            kept_s = float(shards_s[reduction.stage]) if len(shards_s) else 0.0
+            return part * size_bytes, kept_s
+        case AverageWeights():
+            return 2 * part * size_bytes / reduction.every, 0.0
+        case _:
+            return 2 * part * size_bytes, 0.0
 
 
 def _spare(program: Program, cluster: Cluster) -> list[float]:
@@ -429,17 +437,13 @@ def _spare(program: Program, cluster: Cluster) -> list[float]:
     return [spare[host] for host in hosts]
 
 
-def _stage_of(reduce: Reduce) -> int:
-    return reduce.stage
-
-
 def _after(program: Program, rows: Ints, owners: Ints) -> Ints:
     """Return for each collective the one before it that its thread awaits first, or -1.
 
     rows:     of the collectives.  owners: their ranks.
     """
     codes, after = program.code, np.full(len(rows), -1, np.int64)
-    names = np.array([one.how == "shards" for one in codes.reductions], np.bool_)
+    names = np.array([one.word == "shards" for one in codes.reductions], np.bool_)
     sums = np.flatnonzero(codes.op[rows] == REDUCE)
     sums = sums[names[codes.edge[rows[sums]]]] if len(names) else sums
     alike = owners[sums[1:]] == owners[sums[:-1]]

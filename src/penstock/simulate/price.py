@@ -28,6 +28,7 @@ from penstock.profile.kinds import Profiles, as_tuple
 from penstock.profile.profile import FusedCost, Profile
 from penstock.program.codes import COPIED, COST_ROW, NUM_COSTS, OFFLOAD, RELOAD
 from penstock.program.program import Program
+from penstock.program.reductions import Validate
 from penstock.schedule.figures import made_in_passing
 from penstock.schedule.orders import KINDS, F, Kind
 from penstock.schedule.schedule import Schedule
@@ -345,7 +346,7 @@ def memory_on(
         left, back = np.max(copied, axis=0)
         transient = np.concatenate([transient, 0 * left, back])
         net = np.concatenate([net, -left, back])
-    undoes = any(reduce.how == "validate" for reduce in program.code.reductions)
+    undoes = any(isinstance(one, Validate) for one in program.code.reductions)
     starts = [
         tuple(map(sum, zip(d.start, d.undo, strict=True))) if undoes else d.start for d in held
     ]

@@ -13,7 +13,7 @@ class Recorded:
     """Seconds of the instructions of one program, each list in the order of its code.
 
     work_s     of every compute and update
-    sum_s      of every Reduce and Unshard: from when the last member came until this one is over
+    sum_s      of every reduction and Unshard: from when the last member came until this one is over
     message_s  of every Send: what it costs the sender's computing thread; from when that begins
                until the message is there; what it costs the reader's computing thread.
                None: what the links of a cluster say

@@ -14,7 +14,7 @@ gaps: a thread that reaches a compute waits for its messages and copies them out
     under way         known for the message that was waited for.  For others, the median between the
                       same ranks, but no longer than until their reader found them there
     a begun copy      from when its thread began it, and the copy before was over, until its end
-    Reduce, Unshard   from when the last of its members reached it, and was through with the sums
+    Reduction, Unshard   from when the last of its members reached it, and was through with the sums
                       before, until each was through: beside the thread, up to the next update
 
 Replayed unchanged, every action begins and ends when it was measured, as far as the clocks of the
@@ -92,7 +92,7 @@ class Arrivals(NamedTuple):
     """When each computing thread reached each of its rows, and messages their readers.
 
     start_s:    [rank]: when the thread began; 0 where it began by waiting for a message.
-    before_s:   [row]: when the thread had done all that stands before it; of a Reduce, when the
+    before_s:   [row]: when the thread had done all that stands before it; of a reduction, when the
                 sums before it were over too.  Of what is in a timeline, and of what begins a copy.
     there_s:    [row of a Send]: when its message was there.
     reading_s:  [row of a Send]: what its message cost the reader's thread.
@@ -206,7 +206,7 @@ def _copies_begin_s(program: Program, matched: Matched, came: Arrivals) -> dict[
 
 
 def _sums_s(program: Program, matched: Matched, came: Arrivals) -> Floats:
-    """Return by row of a Reduce or Unshard the seconds from when its last member came."""
+    """Return by row of a reduction or Unshard the seconds from when its last member came."""
     sums_s = np.zeros(len(program.code.op))
     for row, group in members(program).items():
         last_s = max(float(came.before_s[member]) for member in group)

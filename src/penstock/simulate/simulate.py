@@ -6,7 +6,7 @@ Each rank has one computing thread, which takes its instructions in order:
               each message that it is the first to use; then runs
     Send      pays `Link.end_s`, hands the message to the link, and goes on
     Receive   posts a place for the message, and goes on
-    Reduce, Unshard   are issued, and the thread goes on; the collective lanes of all members run
+    Reduction, Unshard   are issued, and the thread goes on; the collective lanes of all members run
               them one after another, each from when the last member has reached it
     Update    waits for all collectives that the rank has issued, then runs
     Offload, Reload   run: a copy occupies the computing thread.  One that was begun runs beside it,

@@ -23,7 +23,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.program.reductions import last_gradients
+from penstock.program.needed import last_gradients
 from penstock.schedule.clock import Clockwork, Joins, Log, Numbers, log_of, numbers_of, run
 from penstock.schedule.compiled import compiled
 from penstock.schedule.orders import KINDS, F, U

@@ -357,11 +357,11 @@ def _sums(program: Program, sum_s: Floats, change: Change) -> Floats:
         if code.op[row] != REDUCE:
             found.append(seconds if change.cluster is not None else seconds / change.links)
             continue
-        reduce = code.reductions[int(code.edge[row])]
-        if len(reduce.ranks) < 2:
+        reduction = code.reductions[int(code.edge[row])]
+        if len(reduction.ranks) < 2:
             found.append(seconds)
         elif change.cluster is not None:
-            found.append(change.cluster.sum_s(reduce.size_bytes, reduce.ranks))
+            found.append(change.cluster.sum_s(reduction.size_bytes, reduction.ranks))
         else:
             found.append(seconds / change.links)
     return np.array(found)

@@ -4,7 +4,7 @@ It is the joiner with fewer samples in place of more: of every value of the trac
 
     Same     the very value: no sample is behind it; or it was made of the whole batch
     Abreast  its rows: what belongs to the samples of this part
-    Sum      what this part adds to it: that of the micro-batch is the sum over the parts
+    SumOfAll what this part adds to it: that of the micro-batch is the sum over the parts
 
 The rules are the joiner's, and over_samples.py says what becomes of sums, means and losses.  What
 no rule knows of the batch alone - how many labels count, the weight of them all - is made of the
@@ -21,7 +21,7 @@ from penstock.errors import GraphError
 from penstock.graph.dims import aten, shape_of
 from penstock.graph.functional import custom
 from penstock.graph.graph import Node
-from penstock.graph.joined.joiner import Abreast, Joiner, Rule, Same, State, Sum
+from penstock.graph.joined.joiner import Abreast, Joiner, Rule, Same, State, SumOfAll
 from penstock.graph.joined.linear import carries
 from penstock.graph.trace import Capture
 
@@ -90,7 +90,7 @@ class Divider(Joiner):
         if node.target in ALIKE:
             return Same(self.copied(node, lambda source: self.any_of(source, node)))
         varying = {n for n in node.all_input_nodes if not isinstance(self.states[n], Same)}
-        sums = [n for n in node.all_input_nodes if isinstance(self.states[n], Sum)]
+        sums = [n for n in node.all_input_nodes if isinstance(self.states[n], SumOfAll)]
         is_float = node.target is aten._to_copy.default and node.meta["val"].is_floating_point()
         if not is_float and not all(carries(node, source, varying) for source in sums):
             raise self._couples(node)
@@ -128,7 +128,9 @@ class Divider(Joiner):
     def any_of(self, source: fx.Node, reader: fx.Node) -> fx.Node:
         """Return any value with the dtype and device of `source`."""
         state = self.states[source]
-        return state.node if isinstance(state, Abreast | Sum) else super().any_of(source, reader)
+        return (
+            state.node if isinstance(state, Abreast | SumOfAll) else super().any_of(source, reader)
+        )
 
     def beside(self, source: fx.Node, dim: int, reader: fx.Node, outer: int = 1) -> fx.Node | None:
         """Return the rows of this part of a value along `dim`; None where it has none there."""

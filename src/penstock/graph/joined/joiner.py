@@ -5,7 +5,7 @@ Of every value of the traced step there is, in the joined one,
     Same     one: no sample is behind it, so it is that of every micro-batch
     Abreast  one: those of the micro-batches, beside one another along a dim
     Apart    one for each micro-batch
-    Sum      one: the sum of those of all micro-batches; only where nothing but a gradient comes
+    SumOfAll one: the sum of those of all micro-batches; only where nothing but a gradient comes
              of it, by linear ops
 
 A rule (rules.py) says of an op what it makes of values that stand beside one another.  What no rule
@@ -61,7 +61,7 @@ class Apart:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sum:
+class SumOfAll:
     """The sum of the values of all micro-batches."""
 
     node: fx.Node
@@ -81,7 +81,7 @@ class Several:
     each: "tuple[State, ...]"
 
 
-State = Same | Abreast | Apart | Sum | Sealed | Several
+State = Same | Abreast | Apart | SumOfAll | Sealed | Several
 Rule = Callable[["Joiner", fx.Node], State | None]
 SUMMED = "summed"
 Place = int | str | None
@@ -162,7 +162,7 @@ class Joiner:
             return sources[0].each[_number(node)]
         if all(isinstance(state, Same) for state in sources):
             return Same(self.copied(node, self.same))
-        if any(isinstance(state, Sum) for state in sources):
+        if any(isinstance(state, SumOfAll) for state in sources):
             return self.linear(node)
         try:
             made = self.rule(self, node)
@@ -172,7 +172,7 @@ class Joiner:
 
     def linear(self, node: fx.Node) -> State:
         """Return the result of a linear op on a sum: the sum of its results."""
-        return Sum(self.copied(node, lambda source: self._summand(source, node)))
+        return SumOfAll(self.copied(node, lambda source: self._summand(source, node)))
 
     def coupling(self, node: fx.Node) -> State:
         """Return the result of an op that may couple samples: it runs once for each micro-batch."""
@@ -189,7 +189,7 @@ class Joiner:
     def _summand(self, source: fx.Node, reader: fx.Node) -> fx.Node:
         """Return the operand of a linear op: the sum, or a factor that all have in common."""
         is_term = reader.target in (aten.add.Tensor, aten.sub.Tensor)
-        if is_term or isinstance(self.states[source], Sum):
+        if is_term or isinstance(self.states[source], SumOfAll):
             return self.total(source, reader)
         return self.same(source)
 
@@ -242,7 +242,7 @@ class Joiner:
                 if source not in self._apart:
                     self._apart[source] = tuple(self._cut(source, state, reader))
                 return self._apart[source]
-            case Sum() | Sealed() | Several():
+            case SumOfAll() | Sealed() | Several():
                 raise GraphError(f"{reader.target} reads what is of all of them")
 
     def _cut(self, source: fx.Node, state: Abreast, reader: fx.Node) -> Iterable[fx.Node]:
@@ -325,7 +325,7 @@ class Joiner:
     def total(self, source: fx.Node, reader: fx.Node) -> fx.Node:
         """Return the sum of the values of all micro-batches."""
         state = self.states[source]
-        if isinstance(state, Sum):
+        if isinstance(state, SumOfAll):
             return state.node
         if isinstance(state, Same):
             return self.op(reader, aten.mul.Tensor, state.node, self.times)
@@ -387,13 +387,13 @@ class Joiner:
             return None
         return Abreast(self._made(node.target, args, given, self._notes(node), value), *at)
 
-    def sum_op(self, node: fx.Node, args: Any, kwargs: Any = None) -> Sum | None:
+    def sum_op(self, node: fx.Node, args: Any, kwargs: Any = None) -> SumOfAll | None:
         """Return an op whose result is the sum over all samples; None: its shape does not fit."""
         given = dict(node.kwargs) if kwargs is None else kwargs
         value = self._value(node.target, args, given)
         if tuple(value.shape) != shape_of(node):
             return None
-        return Sum(self._made(node.target, args, given, self._notes(node), value))
+        return SumOfAll(self._made(node.target, args, given, self._notes(node), value))
 
     def several(
         self, node: fx.Node, dims: Sequence[Place], args: Any, kwargs: Any, outer: int = 1
@@ -419,7 +419,7 @@ class Joiner:
             if isinstance(dim, int):
                 each.append(Abreast(one, dim, outer))
             else:
-                each.append(Sum(one) if dim == SUMMED else Sealed(one))
+                each.append(SumOfAll(one) if dim == SUMMED else Sealed(one))
         return Several(tuple(each))
 
     def is_summed(self, node: fx.Node, numbers: Iterable[int]) -> bool:

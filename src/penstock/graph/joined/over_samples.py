@@ -16,7 +16,7 @@ from penstock import _compat
 from penstock.graph.dims import aten, shape_of
 from penstock.graph.joined.along import argument, dims_of
 from penstock.graph.joined.divider import ALIKE, CouplesError, Divider
-from penstock.graph.joined.joiner import Abreast, Joiner, Same, Several, State, Sum
+from penstock.graph.joined.joiner import Abreast, Joiner, Same, Several, State, SumOfAll
 from penstock.graph.joined.losses import BACKWARD_OF_CLASSES, FORWARD_OF_CLASSES, with_labels
 from penstock.graph.joined.rules import OF_PAIRS, ruled
 
@@ -97,8 +97,8 @@ def _mean(made: Divider, node: fx.Node) -> State | None:
     return None if found is None else _scaled(made, node, found.node)
 
 
-def _scaled(made: Divider, node: fx.Node, mean: fx.Node) -> Sum:
-    return Sum(made.op(node, aten.mul.Tensor, mean, made.times))
+def _scaled(made: Divider, node: fx.Node, mean: fx.Node) -> SumOfAll:
+    return SumOfAll(made.op(node, aten.mul.Tensor, mean, made.times))
 
 
 def _rows(made: Divider, node: fx.Node, given: Any) -> list[Any] | None:
@@ -159,7 +159,7 @@ def _of_classes(made: Divider, node: fx.Node) -> State | None:
     loss = made.op(node, operator.getitem, both, 0)
     if reduction == _MEAN:
         loss = made.op(node, aten.div.Tensor, loss, total)
-    return Several((Sum(loss), Same(total)))
+    return Several((SumOfAll(loss), Same(total)))
 
 
 def _total(

@@ -25,7 +25,7 @@ from penstock.graph.dims import (
     view_dim,
 )
 from penstock.graph.joined import along, batched, losses
-from penstock.graph.joined.joiner import Abreast, Joiner, State, Sum, is_tensor, replaced
+from penstock.graph.joined.joiner import Abreast, Joiner, State, SumOfAll, is_tensor, replaced
 
 _PLAIN = (  # elementwise, and not tagged so
     aten.hardswish.default,
@@ -206,7 +206,7 @@ def _by(made: Joiner, node: fx.Node, place: tuple[int, int], args: list[Any]) ->
 
 def _summed(
     made: Joiner, node: fx.Node, left: tuple[fx.Node, int], right: tuple[fx.Node, int]
-) -> Sum | None:
+) -> SumOfAll | None:
     if node not in made.to_sum:
         return None
     outer = made.outer_of((left[0], right[0]))

@@ -16,20 +16,22 @@ import numpy as np
 
 from penstock.program.codes import COLUMNS, REDUCE, Codes
 from penstock.program.program import Program
+from penstock.program.reductions import Sum
 from penstock.program.verify import columns
 
 
 def delay(program: Program) -> Program:
     """Return `program` with its sums over replicas delayed by a step; without any, as it is."""
     code = program.code
-    late = np.array([one.how == "replicas" for one in code.reductions], bool)
+    late = np.array([one.word == "replicas" for one in code.reductions], bool)
     if not late.any():
         return program
     moved = (code.op == REDUCE) & late[np.where(code.op == REDUCE, code.edge, 0)]
     ranks = np.repeat(np.arange(program.num_ranks), np.diff(code.offsets))
     rows = np.lexsort((~moved, ranks))  # stable: the moved ones of each rank first
     reductions = tuple(
-        replace(one, how="delayed") if one.how == "replicas" else one for one in code.reductions
+        replace(one, how="delayed") if isinstance(one, Sum) and one.how == "replicas" else one
+        for one in code.reductions
     )
     changed = columns(code)._replace(**{name: getattr(code, name)[rows] for name in COLUMNS})
     return replace(program, code=Codes(*changed, reductions, code.meetings))

@@ -38,11 +38,11 @@ from penstock.program.program import (
     Offload,
     Program,
     Receive,
-    Reduce,
     Reload,
     Send,
     Update,
 )
+from penstock.program.reductions import Reduction
 from penstock.schedule.schedule import Action, Kind
 
 Offloaded = Literal["none", "state", "activations", "both", "weights", "all"]
@@ -117,7 +117,7 @@ def _begun_early(code: Code) -> Iterator[Instruction]:
     copy back begins before what the rank does before its Reload; that of weights, with gradients,
     after all sums.  What would then not be away while anything is done is copied as it was.
     """
-    summed = max((at for at, one in enumerate(code) if isinstance(one, Reduce)), default=-1)
+    summed = max((at for at, one in enumerate(code) if isinstance(one, Reduction)), default=-1)
     works = [at for at, one in enumerate(code) if isinstance(one, Compute | Update)]
     left: dict[Action, int] = {}  # of what is away, after how many of `works` it went
     back: dict[Action, int] = {}  # and is wanted back

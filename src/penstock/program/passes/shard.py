@@ -37,13 +37,13 @@ from penstock.program.program import (
     Instruction,
     Program,
     Receive,
-    Reduce,
     Reshard,
     Send,
     TiedGroup,
     Unshard,
     Update,
 )
+from penstock.program.reductions import Norm, Reduction, Sum, Validate
 from penstock.schedule.weight_rule import SYNCHRONOUS
 
 Sharding = Literal["replicate", "shard", "shard_keep"]
@@ -88,9 +88,9 @@ def shard(
                     yield Unshard(run.stage)
                     yield from [Reshard(run.stage)] * (run.last < place)
             match instruction:
-                case Reduce(bucket, "replicas") if bucket in names:
+                case Sum("replicas", bucket) if bucket in names:
                     yield replace(instruction, how="shards")
-                case Reduce(_, "norm"):
+                case Norm():
                     yield replace(instruction, ranks=everybody)
                 case _:
                     yield instruction
@@ -123,8 +123,8 @@ def _behind_gathers(code: Code, tied: Sequence[TiedGroup]) -> Code:
     kept: list[Instruction] = []
     names = set[str]()
     for instruction in code[: last + 1]:
-        if isinstance(instruction, Reduce):
-            if instruction.how == "tied" and len(instruction.ranks) > 1:
+        if isinstance(instruction, Reduction):
+            if instruction.word == "tied" and len(instruction.ranks) > 1:
                 stages = next(group.stages for group in tied if group.name == instruction.bucket)
                 names |= {instruction.bucket, *(f"stage{stage}" for stage in stages)}
             if instruction.bucket in names:
@@ -141,14 +141,14 @@ def _check(program: Program, kept: Mapping[int, bool], far: AbstractSet[int]) ->
     if program.weight_rule != SYNCHRONOUS or program.num_steps > 1:
         message = f"weights of {program.weight_rule.name} cannot be sharded: older ones are read"
         raise ProgramError(message, hint="take a synchronous schedule, or replicate its stages")
-    if any(one.how == "validate" for one in program.code.reductions):
+    if any(isinstance(one, Validate) for one in program.code.reductions):
         message = "an update that may be taken back cannot be that of a shard"
         raise ProgramError(message, hint="clip before the update, or replicate all stages")
     if program.replicas == 1 and kept.keys() - far:
         message = f"stage {min(kept.keys() - far)} has one copy: there is nobody to share it with"
         raise ProgramError(message, hint="give the plan 2 replicas or more")
-    hows = "replicas", "shards"
-    sums = {one.bucket: one.ranks for one in program.code.reductions if one.how in hows}
+    words = "replicas", "shards"
+    sums = {one.bucket: one.ranks for one in program.code.reductions if one.word in words}
     for stage in kept:
         if len(ranks := sums.get(f"stage{stage}", ())) != program.replicas:
             message = f"stage {stage} lives on {len(ranks)} ranks of {program.replicas} replicas"
@@ -206,10 +206,10 @@ def _in_company(
 
 
 def _between_sums(code: Code, runs: Sequence[_WholeSpan]) -> Iterator[tuple[list[_WholeSpan], int]]:
-    """Yield the runs that begin before each Reduce, or Update, and its place."""
+    """Yield the runs that begin before each reduction, or Update, and its place."""
     left = list(runs)
     for place, instruction in enumerate(code):
-        if isinstance(instruction, Reduce | Update):
+        if isinstance(instruction, Reduction | Update):
             count = sum(run.begin <= place for run in left)
             yield left[:count], place
             del left[:count]
