@@ -105,8 +105,9 @@ class DisturbedHosts:
         if len(self.there()) < HOSTS or not self.is_settled():
             return False
         victim = self.source.randrange(HOSTS) if host is None else host
+        processes = self.processes(victim)
         self.killed.append((time.time(), victim))
-        for process in self.processes(victim):
+        for process in processes:
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
         return True

@@ -59,6 +59,22 @@ class Seen(NamedTuple):
 
 BREAKS = (
     Break(
+        "what was read of a broken step",
+        "runtime/rank.py",
+        "self._reader = Reader(job, self.device, kept=terms.kept)",
+        "self._reader = Reader(job, self.device)",
+        ("tests/members/test_kills.py",),
+        "slow data is read twice after each loss",
+    ),
+    Break(
+        "ranks by their numbers",
+        "training/elastic_run.py",
+        "kept = (m for m in view.members if m in left.members)",
+        "kept = iter(left.members)",
+        ("tests/members/test_hosts_lost.py",),
+        "after a loss each rank reads what another one has read",
+    ),
+    Break(
         "sums over steps of keys",
         "choose/keys.py",
         "if plan.holds_back or plan.averages:",

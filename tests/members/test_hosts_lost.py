@@ -3,12 +3,16 @@
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from penstock.cluster import Host
 from penstock.errors import PlanError
-from penstock.members.words import HeldTensor, View, Where
+from penstock.members.mesh import Mesh
+from penstock.members.views import Left
+from penstock.members.words import Halt, HeldTensor, View, Where
 from penstock.pilot.losses import PlanBasis, committing
 from penstock.pilot.redundancy import costly_hosts
 from penstock.plan import Guarding, Plan
@@ -128,6 +132,19 @@ def test_who_comes_back_is_placed_so_that_any_host_may_be_lost_again(tmp_path: P
     (option, *_) = pilot._options_for(view, near, members, 3, holds)
     homes = [where[member].host for member in option.members]
     assert costly_hosts(program, homes, program.guard)  # what moves least would not do
+
+
+def test_ranks_that_are_left_stay_in_the_order_in_which_they_were(tmp_path: Path) -> None:
+    """Whatever their numbers are: they have read micro-batches of a step that is done again."""
+    ways = runs.ways_of("gpt", "adamw", 3)
+    three, two = runs.plan_for(ways, 1, 3), runs.plan_for(ways, 1, 2)
+    pilot = pilot_of(ways, {3: three, 2: two}, tmp_path)
+    holds = tuple(HeldTensor(key, "float64", (9,)) for key in pilot._everything())
+    stopped = {member: Halt(1, 3, holds, {}, None, (5,)) for member in (3, 7)}
+    mesh = cast(Mesh, SimpleNamespace(stopped=stopped, lost={5: "died"}, where={}))
+    left = Left((3, 7), 3, {5: "died"}, None)
+    view = View(1, 0, runs.text_of(three), (7, 5, 3))
+    assert pilot.decide(view, left, mesh, (9,)).members == (7, 3, 9)
 
 
 @pytest.mark.parametrize(("bytes_per_s", "is_priced"), [(1e12, False), (1.0, True)])

@@ -1,8 +1,11 @@
 """Kills: a run that loses ranks, at any moment, trains what an undisturbed one does."""
 
+import threading
+from collections import defaultdict
 from functools import partial
 from itertools import groupby, pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from penstock.pilot.losses import PlanBasis
 from penstock.plan import Guarding, Plan
 from penstock.plan.lower import stages_of
 from penstock.runtime.launch import run_threads
+from penstock.runtime.reader import Reader
 from penstock.runtime.worker import Task, work
 from tests.members import runs
 from tests.parity.models import plain_loop
@@ -88,6 +92,29 @@ def test_weights_are_to_the_bit_those_of_a_run_whose_ranks_leave_in_peace(
     expected = checkpoint.load(newest).tensors
     for key, value in expected.items():
         assert torch.equal(told.weights[key], value), key
+
+
+def test_what_a_rank_has_read_of_a_step_that_is_done_again_it_does_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = defaultdict[int, list[int]](list)
+    reading = Reader._read
+
+    def noted(reader: Reader, number: int, *about: Any) -> Any:
+        read[threading.get_ident()].append(number)
+        return reading(reader, number, *about)
+
+    monkeypatch.setattr(Reader, "_read", noted)
+    _, count, ways, plans = case_of("replicas")
+    calls = [0] * count
+    noted_calls = runs.counting(lambda who, made: calls.__setitem__(who, made))
+    runs.run(ways, plans, count, tmp_path / "whole", noted_calls)
+    read.clear()
+    told = runs.run(ways, plans, count, tmp_path / "less", runs.doomed(2, 2, calls[2] - 2))
+    check(told, "tied")
+    assert len(read) == count
+    for numbers in read.values():
+        assert len({*numbers}) == len(numbers)
 
 
 def _in_peace(ways: PlanBasis, plan: Plan, steps: range, folder: Path, resume: Path | None) -> None:

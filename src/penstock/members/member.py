@@ -45,6 +45,7 @@ from penstock.program.program import Program
 from penstock.runtime import worker
 from penstock.runtime.calls import Bound, StepResult
 from penstock.runtime.finite import forget, leaving
+from penstock.runtime.kept_reads import KeptReads
 from penstock.runtime.module_aside import set_aside
 from penstock.runtime.rank import Rank
 from penstock.runtime.worker import RankResult, Task
@@ -243,6 +244,7 @@ class RunMember:
         self._vote: Vote | None = None
         self._begun = 0  # the newest generation whose steps have begun
         self._fails: Failed | None = None  # the error of its own, with which the run ends
+        self._reads = KeptReads()  # of a step that does not count yet
         self._audits = 0  # steps that were asked for and kept
         self._slow = 1.0  # times what this member's actions took in its first generation
         self.has_left = False  # the run goes on without it, as it asked for
@@ -356,7 +358,7 @@ class RunMember:
         transport = self._transport = self.outside.join(view, position, partial(self._check, view))
         transport.connect(task.groups)
         self._check(view)
-        rank = worker.rank_of(task, transport, self._heard, tells_all=True)
+        rank = worker.rank_of(task, transport, self._heard, tells_all=True, kept=self._reads)
         vote = self._vote = Vote(rank, partial(self._wishes, view, task))
         rank.commits_by(vote)
         bound, program = _bound(rank, task), task.windows.programs[0]
@@ -782,12 +784,14 @@ class RunMember:
     def counts(self, told: Told, rank: Rank) -> None:
         """Note that a step has happened; the first rank reports it."""
         self._newest = told
+        self._reads.clear()
         self._watch.counts()
         self._hold(rank, told.step + 1)
         self._report(told)
 
     def late(self, rank: Rank, step: int) -> None:
         """Note that the update of a step was made after its generation had ended."""
+        self._reads.clear()
         self._hold(rank, step + 1)
 
     def _report(self, told: Told | None) -> None:

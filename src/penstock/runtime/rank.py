@@ -101,7 +101,7 @@ class Rank:
         self.frames: defaultdict[tuple[int, int], dict[int, Any]] = defaultdict(dict)
         self.outbox: dict[tuple[int, int], list[Tensor]] = {}
         self.batches: dict[int, list[Any]] = {}
-        self.progress = Progress()
+        self.progress, self.noise = Progress(), NoiseMeter(terms.noise_every)
         self.expects_clipping = False
         self.unsettled: list[Callable[[], bool]] = []
         self.read: dict[int, list[Any]] = {}
@@ -118,7 +118,7 @@ class Rank:
         self._senders: dict[tuple[int, int], Send] = {}
         self._receivers: dict[tuple[int, int], tuple[Post | None, Wait]] = {}
         self._far: dict[int, FarFrames] = {}
-        self._reader, self.noise = Reader(job, self.device), NoiseMeter(terms.noise_every)
+        self._reader = Reader(job, self.device, kept=terms.kept)
 
     @property
     def replica(self) -> int:

@@ -8,6 +8,7 @@ from torch import Tensor
 from penstock.graph.code import Function, function_of
 from penstock.graph.stages import SegmentKind
 from penstock.runtime.calls import StepResult
+from penstock.runtime.kept_reads import KeptReads
 from penstock.runtime.noise import EVERY
 from penstock.state.carried_buffers import Carries, Carry
 
@@ -35,6 +36,7 @@ class RankTerms:
     put_outputs: called with what the model returns for a micro-batch, where that is asked for.
     first_edge:  number by which the transport knows edge 0; plans before had those below.
     noise_every: of how many steps one is watched for the noise of its gradients.
+    kept:        where a step may be done again: what was read of it.
     """
 
     make: Callable[..., Function] = function_of
@@ -46,3 +48,4 @@ class RankTerms:
     put_outputs: Callable[[int, dict[str, Tensor]], None] = _put_nowhere
     first_edge: int = 0
     noise_every: int = EVERY
+    kept: KeptReads | None = None

@@ -18,6 +18,7 @@ from penstock.errors import RunError
 from penstock.graph.contents import own_apart
 from penstock.job import Job
 from penstock.processes.lost_readers import MOST, LostReaders, is_lost
+from penstock.runtime.kept_reads import KeptReads
 
 T = TypeVar("T")
 Take = Callable[[Any, torch.device], Any]
@@ -41,10 +42,18 @@ class Reader:
 
     take:  makes of a batch what is on the device: `own_apart` for a traced step, which writes into
            none; `own` or `seen` for the job's own loss, which may.
+    kept:  where a step may be done again: what was read of it.
     """
 
-    def __init__(self, job: Job, device: torch.device, *, take: Take = own_apart) -> None:
-        self.job, self.device, self._take = job, device, take
+    def __init__(
+        self,
+        job: Job,
+        device: torch.device,
+        *,
+        take: Take = own_apart,
+        kept: KeptReads | None = None,
+    ) -> None:
+        self.job, self.device, self._take, self._kept = job, device, take, kept
         self._batches: Iterator[Any] = iter(())
         self._numbers: Iterator[int] = iter(())
         self._lost = LostReaders()
@@ -54,12 +63,17 @@ class Reader:
 
         Raises:   RunError: the data ended.  What `fitting` raises.
         """
-        number = reads.next_number()
+        number, kept = reads.next_number(), self._kept
+        if kept is not None and (known := kept.found(self.job, number)) is not None:
+            return known
         for deaths in itertools.count():
             try:
                 # the data of several threads may have one buffer, and draw
                 with _compat.GENERATOR, self._lost:
-                    return self._read(number, reads, fitting)
+                    found = self._read(number, reads, fitting)
+                if kept is not None:
+                    kept.keep(self.job, number, found)
+                return found
             except (RuntimeError, OSError, EOFError) as problem:
                 if deaths == MOST or not is_lost(problem):
                     raise

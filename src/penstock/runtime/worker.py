@@ -46,6 +46,7 @@ from penstock.runtime.device_peak import with_peak
 from penstock.runtime.finite import check_weights, forget, leaving
 from penstock.runtime.guide import Guide
 from penstock.runtime.held_parts import held_parts
+from penstock.runtime.kept_reads import KeptReads
 from penstock.runtime.keys import KeyStep, bound_of, check_alike
 from penstock.runtime.lane import Begun, Queued
 from penstock.runtime.left_steps import leaving_steps
@@ -410,10 +411,18 @@ def held_tensors(rank: Rank) -> Mapping[str, Tensor]:
     return {key: value for state in held for key, value in state if key.startswith(kinds)}
 
 
-def rank_of(task: Task, transport: Transport, report: Report, *, tells_all: bool = False) -> Rank:
+def rank_of(
+    task: Task,
+    transport: Transport,
+    report: Report,
+    *,
+    tells_all: bool = False,
+    kept: KeptReads | None = None,
+) -> Rank:
     """Return the rank of a run, which ends at a loss that is not finite.
 
     tells_all:  whether every rank reports validations.
+    kept:       where a step may be done again: what was read of it.
     """
     terms = RankTerms(
         make=task.make,
@@ -424,6 +433,7 @@ def rank_of(task: Task, transport: Transport, report: Report, *, tells_all: bool
         is_guarded=True,
         first_edge=task.first_edge,
         noise_every=task.noise_every,
+        kept=kept,
     )
     capture = own_capture(task.capture, task.windows.programs[0], transport.rank)
     return Rank(capture, task.stages, task.job, transport, terms)

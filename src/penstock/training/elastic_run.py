@@ -219,7 +219,8 @@ class RunPilot:
         for member in holds:
             told = mesh.stopped[member]
             plain = {**told.plain, **plain} if told.done == left.done else {**plain}
-        members = (*left.members, *joining)
+        kept = (m for m in view.members if m in left.members)  # by rank: they have read its data
+        members = (*kept, *joining)
         where = {m: mesh.where[m] for m in members if m in mesh.where}
         options = self._options_for(view, where, members, left.done, holds)
         chosen = min(options, key=lambda option: option.cost_s)
