@@ -276,7 +276,8 @@ def calls_cost_most(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
     def given(*arguments: Any, **more: Any) -> Profile:
         profile = real(*arguments, **more)
-        return replace(profile, op_s=tuple(1e-9 * (s > 0) for s in profile.op_s), call_s=1e-3)
+        ops = {"op_s": tuple(1e-9 * (s > 0) for s in profile.op_s), "accumulate_s_per_byte": 0.0}
+        return replace(profile, call_s=1e-3, update_s=0.0, update_s_per_byte=0.0, **ops)
 
     monkeypatch.setattr(measure, "measure", given)
     assert call  # has named the folder that others share; these profiles are not for them
