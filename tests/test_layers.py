@@ -91,6 +91,7 @@ TORCH_ROOMS = {
 }
 TORCH_FILES = {
     "graph/gradient_hooks.py",
+    "graph/held.py",
     "graph/trace.py",
     "graph/aliases.py",
     "graph/answers.py",
@@ -101,6 +102,7 @@ TORCH_FILES = {
     "graph/cast_once.py",
     "graph/constants.py",
     "graph/contents.py",
+    "graph/ctc.py",
     "graph/functional.py",
     "graph/rows.py",
     "graph/in_place.py",

@@ -165,6 +165,7 @@ def tracing_session(mode: FakeTensorMode) -> Generator[None]:
     """Enter all that make_fx needs to see forward and backward with their sequence numbers."""
     with ExitStack() as stack:
         stack.enter_context(_grouped_mm_of_any_dtype())
+        stack.enter_context(_shapes_of_ctc_losses())
         stack.enter_context(mode)
         stack.enter_context(tracing(TracingContext(mode)))
         stack.enter_context(preserve_node_meta())
@@ -186,6 +187,26 @@ def scripts_as_written() -> Generator[None]:
         yield
     finally:
         torch._C._set_graph_executor_optimize(before)
+
+
+@contextmanager
+def _shapes_of_ctc_losses() -> Generator[None]:
+    """Let a CTC loss be traced whose lengths are tensors: what it keeps is as wide as it may be."""
+    op = torch.ops.aten._ctc_loss.Tensor
+
+    def shapes_only(
+        mode: FakeTensorMode, func: Any, log_probs: Tensor, targets: Tensor, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        steps, samples = log_probs.shape[:2]
+        with mode:
+            kept = log_probs.new_empty(samples, steps, 2 * targets.shape[-1] + 1)
+            return log_probs.new_empty(samples), kept
+
+    op_implementations_dict[op] = shapes_only
+    try:
+        yield
+    finally:
+        del op_implementations_dict[op]
 
 
 @contextmanager

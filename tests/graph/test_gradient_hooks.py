@@ -114,8 +114,9 @@ def with_decay(*, by_module: bool) -> ps.Job:
     return ps.Job(model, job.loss, job.data, job.optimizer)
 
 
-def test_hook_that_looks_at_a_weight_of_the_module_reads_that_of_the_run():
-    job = with_decay(by_module=True)
+@pytest.mark.parametrize("by_module", [True, False])
+def test_hook_that_looks_at_a_weight_reads_that_of_the_run(by_module):
+    job = with_decay(by_module=by_module)
     captured = capture(job)
     for parameter in captured.model.parameters():
         parameter.data.mul_(1.5)
@@ -127,9 +128,16 @@ def test_hook_that_looks_at_a_weight_of_the_module_reads_that_of_the_run():
     torch.testing.assert_close(found["first.weight"], model.first.weight.grad)
 
 
-def test_hook_that_keeps_its_weight_would_read_its_first_value():
-    with pytest.raises(GraphError, match=r"reads parameter first\.weight through"):
-        capture(with_decay(by_module=False))
+def test_hook_that_asks_for_the_gradient_so_far_is_not_traced():
+    def model() -> nn.Module:
+        made = Tied()
+        weight = made.first.weight
+        weight.register_hook(lambda g: g + weight.detach() if weight.grad is None else g)
+        return made
+
+    job = job_of()
+    with pytest.raises(GraphError, match=r"gradient of first\.weight, as micro-batches so far"):
+        capture(ps.Job(model, job.loss, job.data, job.optimizer))
 
 
 def test_hook_is_not_traced_where_gradients_have_another_precision():

@@ -93,7 +93,6 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Any, Make]] = {
     "packed": (Recurrent, squares, packed),
     "samples": (linear, squares, lambda k, g: reals(g, 1 + k % 3, 4)),
     "lengths of CTC as numbers": (linear, ctc_loss, ctc(tuple)),
-    "lengths of CTC as tensors": (linear, ctc_loss, ctc(torch.tensor)),
     "numbers": (linear, scaled, lambda k, g: {"x": reals(g, 2, 4), "scale": 1.0 + k % 4}),
     "a shorter one later": (linear, squares, lambda k, g: reals(g, 2 + (k % 8 < 7), 4)),
     "attributes": (linear, named, lambda k, g: with_scale(reals(g, 2, 4), 1.0 + k % 3)),

@@ -14,6 +14,11 @@ from torch import Tensor, nn
 from penstock import _compat
 from penstock.errors import GraphError
 
+
+class PastModuleError(GraphError):
+    """A tensor that changes in training, and is reached past the module, which may have it."""
+
+
 _HINT = "register one and compute the other from it in forward, or train with --eager"
 
 
@@ -44,6 +49,7 @@ def refuse_read(model: nn.Module, constants: Iterable[Tensor], written: Collecti
     """Raise if the step reads a tensor that changes as a constant: past the module that has it.
 
     written:  the buffers that forward writes; trainable parameters change as well.
+    Raises:   PastModuleError: one that the model has, too.
     """
     held = dict(_changing(model, written))
     for constant in constants:
@@ -56,7 +62,8 @@ def refuse_read(model: nn.Module, constants: Iterable[Tensor], written: Collecti
             where = _attribute(model, constant)
             through = f"the attribute {where}" if where else "a list, a dict or a global"
             message = f"the model reads {name} through {through}, which would keep its first value"
-            raise GraphError(message, hint=f"read {name.split()[1]} itself, or train with --eager")
+            hint = f"read {name.split()[1]} itself, or train with --eager"
+            raise PastModuleError(message, hint=hint)
 
 
 def refuse_generators(constants: Iterable[object]) -> None:

@@ -21,8 +21,10 @@ from torch import Tensor, fx
 from penstock import _compat
 from penstock.device import here
 from penstock.errors import GraphError, JobError
+from penstock.graph.aliases import PastModuleError
 from penstock.graph.by_rows import join_losses
 from penstock.graph.caches import RemadeError
+from penstock.graph.ctc import widen_kept
 from penstock.graph.graph import NodeKind
 from penstock.graph.in_place import made_anew
 
@@ -48,7 +50,8 @@ def functional_trace(
 
     kinds:    of each tensor.
     Raises:   UntraceableError: the model cannot run on fake tensors.
-              GraphError: it writes into a tensor that is neither a buffer nor its own.
+              GraphError: it writes into a parameter.
+              PastModuleError: it writes into a tensor that is neither a buffer nor its own.
               RemadeError: as `step` does.
     """
     mode = _compat.fake_mode()
@@ -69,6 +72,7 @@ def functional_trace(
     traced.graph.eliminate_dead_code()
     _drop_identities(traced.graph)
     join_losses(traced.graph)
+    widen_kept(traced.graph)
     _guard_buffers(traced.graph, mode)
     return traced
 
@@ -172,13 +176,14 @@ def _refuse_writes(graph: fx.Graph, kinds: Sequence[NodeKind]) -> None:
             root[node] = root[value]
             owner = root[value]
             if argument.alias_info.is_write and kind_of.get(owner) == "parameter":
-                what = "a parameter, which only the optimizer may change"
+                kind, what = GraphError, "a parameter, which only the optimizer may change"
             elif argument.alias_info.is_write and owner.op == "get_attr":
+                kind = PastModuleError
                 what = "a tensor that is neither a parameter nor a buffer: register it as a buffer"
             else:
                 continue
             where = custom(node).get("module") or "the model"
-            raise GraphError(f"{where} writes with {node.target} into {what}")
+            raise kind(f"{where} writes with {node.target} into {what}")
 
 
 def arguments_of(node: fx.Node) -> list[tuple[Any, Any]]:

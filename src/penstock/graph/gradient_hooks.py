@@ -8,7 +8,7 @@ divided: it is called once for each.
 Ignores:  hooks behind the accumulation, which see the sum over the micro-batches so far.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from penstock import _compat
 from penstock.errors import GraphError
 from penstock.job import Job
+
+Hook = Callable[[Tensor], Tensor | None]
 
 
 def check_hooks(model: nn.Module, job: Job) -> None:
@@ -44,16 +46,16 @@ def refuse_hooks(model: nn.Module) -> None:
 
 
 def hooked(
-    gradients: Sequence[Tensor | None], names: Sequence[str], parameters: Mapping[str, Tensor]
+    gradients: Sequence[Tensor | None], names: Sequence[str], hooks: Mapping[str, Sequence[Hook]]
 ) -> list[Tensor | None]:
-    """Return these gradients as the hooks of their parameters leave them."""
+    """Return these gradients as the hooks of their parameters, by name, leave them."""
     rows = zip(names, gradients, strict=True)
-    return [None if each is None else _hooked(each, parameters[name]) for name, each in rows]
+    return [None if each is None else _hooked(each, hooks[name]) for name, each in rows]
 
 
-def _hooked(gradient: Tensor, parameter: Tensor) -> Tensor:
+def _hooked(gradient: Tensor, hooks: Sequence[Hook]) -> Tensor:
     with torch.no_grad():
-        for hook in _compat.hooks_before(parameter):
+        for hook in hooks:
             new = hook(gradient)
             gradient = gradient if new is None else new
     return gradient

@@ -11,7 +11,7 @@ import itertools
 import math
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
@@ -24,6 +24,7 @@ from penstock.batches.reads import started
 from penstock.device import here
 from penstock.errors import GraphError, JobError, PenstockError
 from penstock.graph.aliases import (
+    PastModuleError,
     refuse_generators,
     refuse_read,
     refuse_shared,
@@ -45,6 +46,7 @@ from penstock.graph.functional import (
 )
 from penstock.graph.gradient_hooks import check_hooks, hooked
 from penstock.graph.graph import Graph, Node, NodeKind, with_cut_points
+from penstock.graph.held import StandIns
 from penstock.graph.lasting import lasting_buffers, note_built
 from penstock.graph.parts import PartName, in_order, part_in
 from penstock.graph.precision import computed_in, narrowed, traced_in
@@ -321,6 +323,8 @@ class _TracedStep:
         self.trainable = [name for name, value in parameters.items() if value.requires_grad]
         self.state_names = [*parameters, *buffers]
         self.own, self._parameter_names = parameters, [*parameters]
+        self.hooks = {name: _compat.hooks_before(p) for name, p in parameters.items()}
+        self.kept: Mapping[str, Tensor] = {}  # what code has past the module: looked for if need be
         self.at = [i for i, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor)]
         weights = map(_contiguous, parameters.values())
         self.tensors = [*weights, *buffers.values(), *self._distinct_leaves()]
@@ -369,6 +373,15 @@ class _TracedStep:
 
         asks:  Python may be told what the values of the batch are; others have to be alike.
         """
+        try:
+            return self._captured(forward, asks=asks)
+        except PastModuleError:
+            if self.kept:
+                raise
+        self.kept = {**self.own, **lasting_buffers(self.model)}
+        return self._captured(forward, asks=asks)
+
+    def _captured(self, forward: Forward, *, asks: bool) -> Capture:
 
         def step(*flat: Tensor) -> list[Tensor | None]:
             state = dict(zip(self.state_names, flat, strict=False))
@@ -378,7 +391,8 @@ class _TracedStep:
             for overlap in self.key.overlaps:
                 for i, view in laid_together(leaves, overlap):
                     leaves[i] = view
-            with _compat.reparametrize(self.model, state), _compat.tracing_backward():
+            module = _compat.reparametrize(self.model, state)
+            with module, _compat.tracing_backward(), self._stand_ins(state):
                 loss, found = forward(state, leaves)
                 self._refuse_remade(state)
                 with _compat.annotate({"figure": True}):
@@ -413,7 +427,10 @@ class _TracedStep:
     ) -> list[Tensor | None]:
         wanted = [state[name] for name in self.trainable]
         found = torch.autograd.grad(loss, wanted, scale, allow_unused=True)
-        return hooked(found, self.trainable, self.own)
+        return hooked(found, self.trainable, self.hooks)
+
+    def _stand_ins(self, state: Mapping[str, Tensor]) -> AbstractContextManager[object]:
+        return StandIns(self.kept, state) if self.kept else nullcontext()
 
     def _refuse_remade(self, state: Mapping[str, Tensor]) -> None:
         if not self.filled and remade(self.model, state):
