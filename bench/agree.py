@@ -5,7 +5,7 @@
     python -m bench.agree FOLDER       what torchrun starts for each rank
 
 The small GPT and the CNN of bench/zoo.py, AdamW, four micro-batches a rank and step, ours in one
-stage as `--sums WAY` has it; beside it DistributedDataParallel over gloo, one all-reduce a step, as
+stage as `sums` has it; beside it DistributedDataParallel over gloo, one all-reduce a step, as
 it is and with torch's hook for float16 (for bfloat16 torch asks for NCCL, and its PowerSGD stands
 still over gloo); and PostLocalSGDOptimizer, which averages weights every 8 steps.  What averages
 every 8 steps runs 8 steps a turn, all else one or two.  They take turns in the same processes: on

@@ -1,9 +1,9 @@
-"""Ranks and batch that --until-loss finds, beside all others, each run to the same loss.
+"""Ranks and batch that until_loss finds, beside all others, each run to the same loss.
 
     python -m bench.batch_choice [--json] [--quick] [--loss X] [--rounds N] [--sgd]
 
 A student network learns a noisy teacher (four layers of 256, micro-batches of 8 samples, 8 a step),
-by AdamW or SGD, on up to two ranks.  First `penstock train --until-loss X` finds ranks and batch,
+by AdamW or SGD, on up to two ranks.  First a run until that loss finds ranks and batch,
 once for time and once for cost.  Then each batch is run from the start to the same loss, with the
 rate that the rule gives it by the noise scale that the search has found: so many steps it takes,
 whatever the ranks.  Then the plans of all (ranks, batch) take turns at some steps: medians of them

@@ -121,8 +121,8 @@ class Disturbed:
 
     def __post_init__(self) -> None:
         self.process = self._penstock(
-            "train", "bench.elastic_soak:job", "--elastic", "--ranks", str(RANKS), "--no-trial",
-            "--checkpoint-every", "20s", "--out", str(self.folder),
+            "train", "bench.elastic_soak:job", "--elastic", "--ranks", str(RANKS),
+            "--set", "trial=false", "--set", "checkpoint_every=20s", "--out", str(self.folder),
         )  # fmt: skip
 
     def _penstock(self, *words: str) -> subprocess.Popen[bytes]:

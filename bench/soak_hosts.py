@@ -51,9 +51,17 @@ class DisturbedHosts:
         """Start what begins the run on a host; or, on one that was lost, comes back to it."""
         rendezvous = ("--master-addr", self.places[0].address, "--master-port", self.port)
         many = "--nnodes", str(HOSTS), "--nproc-per-node", str(RANKS_EACH), "--node-rank", str(host)
-        words = "train", "bench.elastic_soak:job", "--elastic", "--no-trial", "--out", self.folder
+        words = (
+            "train",
+            "bench.elastic_soak:job",
+            "--elastic",
+            "--set",
+            "trial=false",
+            "--out",
+            self.folder,
+        )
         command = "-m", "torch.distributed.run", *many, *rendezvous, "-m", "penstock", *words
-        return self.at(host, *map(str, command), "--checkpoint-every", "20s")
+        return self.at(host, *map(str, command), "--set", "checkpoint_every=20s")
 
     def at(self, host: int, *words: str) -> "subprocess.Popen[bytes]":
         """Start Python with some words on a host."""

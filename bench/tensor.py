@@ -9,7 +9,7 @@ gpt    8 blocks of width 256, two windows of 128 tokens; query, key and value ap
        wants them
 vgg    six convolutions and two wide layers behind them, 16 pictures of 32 x 32
 
-way         ours: the placements that `--tensor` chooses; the peer: by hand, columns then rows,
+way         ours: the placements that `tensor` chooses; the peer: by hand, columns then rows,
             convolutions, embedding and head whole
 ours_s, peer_s    seconds of a step on the slowest rank, median over the rounds
 ratio             the median of the rounds' ratios

@@ -2,7 +2,7 @@
 
     python -m bench.volatile [--json] [--steps 1500]
 
-`penstock train --elastic --policy` twice, with up to three processes of this host as machines,
+`penstock train --elastic` with a policy twice, with up to three processes of this host as machines,
 whose batch follows the ranks (`Job.batch_by_ranks`): first for a while by a trace that offers 1, 3
 and 2 of them, which tells steps per second, what a change costs and what a start takes; then by
 another trace.  What a replay of that trace foresees with these figures stands beside the second
@@ -130,8 +130,17 @@ def ran(
         job=figures,
     ).save(place / "policy.toml")
     folder = place / "run"
-    words = ["train", "bench.volatile:job", "--elastic", "--policy", str(place / "policy.toml")]
-    words += ["--out", str(folder), "--steps", str(steps), "--no-trial", "--no-check"]
+    words = ["train", "bench.volatile:job", "--elastic", "--set", f"policy={place / 'policy.toml'}"]
+    words += [
+        "--out",
+        str(folder),
+        "--steps",
+        str(steps),
+        "--set",
+        "trial=false",
+        "--set",
+        "check=false",
+    ]
     environment = {**os.environ, "XDG_CACHE_HOME": str(place.parent / "cache")}
     command = [sys.executable, "-m", "penstock", *words]
     subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)

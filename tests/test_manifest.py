@@ -253,7 +253,7 @@ def test_the_command_prints_writes_and_hands_flags_on(capsys, tmp_path):
     command = ["launch", "a.py", "--print", "slurm", "--cluster", MACHINES]
     assert main([*command, "--", "--steps", "7", "--resume"]) == 0
     shown = capsys.readouterr().out
-    assert f"penstock train a.py --cluster {MACHINES} --steps 7 --resume" in shown
+    assert f"penstock train a.py --set cluster={MACHINES} --steps 7 --resume" in shown
     assert (
         main([*command, "--out", str(tmp_path / "job.sh"), "--", "--steps", "7", "--resume"]) == 0
     )
@@ -295,7 +295,7 @@ def test_hosts_of_a_policy_know_their_pools(tmp_path: Path, capsys: pytest.Captu
     rows = [line for line in script.splitlines() if "torchrun" in line and "exec" in line]
     pools = [re.findall("env PENSTOCK_POOL='([^']*)' torchrun", row) for row in rows]
     assert pools == [["zone a:on-demand"], ["zone a"], ["zone a"]]
-    assert all(f"--elastic --policy {tmp_path / 'policy.toml'}" in row for row in rows)
+    assert all(f"--elastic --set policy={tmp_path / 'policy.toml'}" in row for row in rows)
     assert main([*asked, "slurm"]) == 0
     jobs = re.findall(r"PENSTOCK_POOL=\S*zone a(:on-demand)?", capsys.readouterr().out)
     assert jobs == [":on-demand", ""]

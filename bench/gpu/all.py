@@ -78,7 +78,15 @@ def command(module: str, *arguments: object) -> list[str]:
 def trained(name: str, *arguments: str) -> Figures:
     """Return how `penstock train` ends with a job."""
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
-        asked = "train", f"{_JOBS}:{name}", "--out", f"{folder}/run", "--no-trial", *arguments
+        asked = (
+            "train",
+            f"{_JOBS}:{name}",
+            "--out",
+            f"{folder}/run",
+            "--set",
+            "trial=false",
+            *arguments,
+        )
         done = subprocess.run(command("penstock", *asked), capture_output=True, text=True)
     text = done.stdout + done.stderr
     said = judgement_in(text)
@@ -213,7 +221,7 @@ def wrong_overlap(found: Figures) -> list[str]:
 def told(small: bool) -> Figures:
     """Return what a run says of its audits, of far memory and of its time."""
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
-        asked = "train", f"{_JOBS}:plain", "--out", f"{folder}/run", "--no-trial", *_TOLD
+        asked = "train", f"{_JOBS}:plain", "--out", f"{folder}/run", "--set", "trial=false", *_TOLD
         done = subprocess.run(command("penstock", *asked), capture_output=True, text=True)
         file = Path(folder) / "run" / "summary.json"
         summary = json.loads(file.read_text()) if file.exists() else {}
@@ -224,7 +232,18 @@ def told(small: bool) -> Figures:
     return {"code": done.returncode, **found, "tail": (done.stdout + done.stderr)[-2000:]}
 
 
-_TOLD = ("--steps", "200", "--audit", "100%", "--units", "2", "--offload", "all", "--ranks", "1")
+_TOLD = (
+    "--steps",
+    "200",
+    "--set",
+    "audit=100%",
+    "--set",
+    "units=2",
+    "--set",
+    "offload=all",
+    "--ranks",
+    "1",
+)
 
 
 def wrong_told(found: Figures) -> list[str]:
@@ -255,10 +274,10 @@ def several(small: bool) -> Figures:
 
 
 _SEVERALLY = (
-    ("--stages", "1", "--units", "2"),
-    ("--stages", "2", "--schedule", "zb_h1"),
-    ("--tensor", "2"),
-    ("--stages", "1", "--sums", "int8"),
+    ("--set", "stages=1", "--set", "units=2"),
+    ("--set", "stages=2", "--schedule", "zb_h1"),
+    ("--set", "tensor=2"),
+    ("--set", "stages=1", "--set", "sums=int8"),
 )
 
 

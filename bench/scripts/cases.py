@@ -9,13 +9,13 @@ ZOO = Path(__file__).parent / "zoo"
 
 PLANS: Mapping[str, tuple[str, ...]] = {
     "default": ("--ranks", "2"),
-    "1f1b": ("--schedule", "one_f_one_b", "--stages", "2"),
-    "chimera": ("--schedule", "chimera", "--stages", "2"),
-    "replicas": ("--schedule", "one_f_one_b", "--stages", "2", "--ranks", "4"),
-    "interleaved": ("--schedule", "interleaved", "--stages", "3", "--ranks", "2"),
-    "zero bubble": ("--schedule", "zb_h1", "--stages", "2"),
-    "v": ("--schedule", "dual_pipe_v", "--stages", "4", "--ranks", "2"),
-    "2bw": ("--schedule", "double_buffered", "--stages", "2"),
+    "1f1b": ("--schedule", "one_f_one_b", "--set", "stages=2"),
+    "chimera": ("--schedule", "chimera", "--set", "stages=2"),
+    "replicas": ("--schedule", "one_f_one_b", "--set", "stages=2", "--ranks", "4"),
+    "interleaved": ("--schedule", "interleaved", "--set", "stages=3", "--ranks", "2"),
+    "zero bubble": ("--schedule", "zb_h1", "--set", "stages=2"),
+    "v": ("--schedule", "dual_pipe_v", "--set", "stages=4", "--ranks", "2"),
+    "2bw": ("--schedule", "double_buffered", "--set", "stages=2"),
 }
 DELAY = {"2bw": 1}  # its gradients are those of the weights one step ago
 TURNS = ("chimera", "replicas", "interleaved", "zero bubble", "v")

@@ -138,7 +138,7 @@ class Bench:
         arguments += ["--out", str(out), *PLANS[plan]]
         machines = self.folder / f"machines-{plan}.toml".replace(" ", "-")
         if "--schedule" in arguments and machines.exists():
-            arguments += ["--cluster", str(machines)]
+            arguments += ["--set", f"cluster={machines}"]
         ran = self.run(lambda: main(arguments))
         if ran.code == 0 and not machines.exists() and (out / "cluster.toml").exists():
             shutil.copy(out / "cluster.toml", machines)

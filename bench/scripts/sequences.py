@@ -48,10 +48,10 @@ from penstock.training.events import EVENTS
 Whom = Literal["run", "rank"]
 
 TWO, ONE, THREE = ("--ranks", "2"), ("--ranks", "1"), ("--ranks", "3")
-STAGES = ("--schedule", "one_f_one_b", "--stages", "2")
-EAGER = ("--eager", "--ranks", "2")
+STAGES = ("--schedule", "one_f_one_b", "--set", "stages=2")
+EAGER = ("--set", "eager=true", "--ranks", "2")
 ON = ("--resume",)
-ELASTIC = ("--elastic", "--no-trial")
+ELASTIC = ("--elastic", "--set", "trial=false")
 LONG = 2000  # steps of a run that does not end by itself
 EVERY = 3  # steps between the checkpoints of a run that is killed
 MISSING = "not exported:"
@@ -182,7 +182,7 @@ def _done(bench: Bench, script: Script, command: Command, out: Path) -> tuple[Fa
         steps = steps if done < steps else done + MORE
     words = ["train", f"{script.path}:{script.name}", "--out", str(out), *command.options]
     if command.killed is not None:
-        words += ["--steps", str(LONG), "--checkpoint-every", str(EVERY)]
+        words += ["--steps", str(LONG), "--set", f"checkpoint_every={EVERY}"]
         begun = bench.start(lambda: main(words))
         was_disturbed = _disturb(bench, begun, command, out)
         ran = begun.wait()

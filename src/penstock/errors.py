@@ -8,10 +8,6 @@ class PenstockError(Exception):
         super().__init__(message)
         self.message, self.hint = message, hint
 
-    def reword(self, message: str, hint: str) -> None:
-        """Tell the same in the words of another face: of Python instead of the command line."""
-        PenstockError.__init__(self, message, hint=hint)
-
 
 class ClusterError(PenstockError):
     """An impossible cluster, or a question about a link that it lacks."""

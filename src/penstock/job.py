@@ -120,7 +120,7 @@ class Job:
                    loss(model, batch, carry), and reads and sets carry["name"]
                    (penstock/step_places.py)
     batch_range    fewest and most micro-batches of a step, where a run finds its batch itself
-                   (--until-loss), besides its own; None: a quarter of its own to four times it
+                   (until_loss), besides its own; None: a quarter of its own to four times it
 
     Raises:   JobError: a field that is not a function, or a number out of range.
     """

@@ -84,7 +84,7 @@ _REFUSED = {
     "load_best_model_at_end": "leave it out: checkpoints/best is the best, by Job.best",
     "metric_for_best_model": 'leave it out: replace(job, metrics=..., best="highest val_accuracy")',
     "greater_is_better": 'leave it out: replace(job, best="highest val_accuracy")',
-    "auto_find_batch_size": "leave it out: give a batch size, or --until-loss, which finds one",
+    "auto_find_batch_size": "leave it out: give a batch size, or until_loss, which finds one",
 }
 _HINT = "leave it out, or make the job by hand: ps.Job(model=, loss=, data=, optimizer=)"
 

@@ -537,7 +537,7 @@ def test_what_stays_is_the_newest_and_every_nth(steps, newest, every):
 
 
 def test_a_policy_that_keeps_nothing_is_refused():
-    with pytest.raises(PlanError, match="--keep has 0 newest"):
+    with pytest.raises(PlanError, match="keep has 0 newest"):
         Keep(0)
 
 

@@ -172,11 +172,11 @@ def test_no_division_takes_less_than_the_bound(name, latency_s):
 
 
 def test_of_asked_flags_only_the_search_leaves_ops_whole():
-    assert degrees.degree_asked(None, {"--units": True}) == 1
-    assert degrees.degree_asked(None, {"--units": False}) is None
-    assert degrees.degree_asked(2, {"--units": None}) == 2
-    with pytest.raises(PlanError, match="--tensor 2 divides the ops of stages"):
-        degrees.degree_asked(2, {"--units": True})
+    assert degrees.degree_asked(None, {"units": True}) == 1
+    assert degrees.degree_asked(None, {"units": False}) is None
+    assert degrees.degree_asked(2, {"units": None}) == 2
+    with pytest.raises(PlanError, match="2 ranks are to divide the ops of stages"):
+        degrees.degree_asked(2, {"units": True})
 
 
 def test_a_model_within_little_memory_is_not_rewritten_for_ranks_that_are_not_there():

@@ -56,7 +56,7 @@ def test_plan_that_joins_micro_batches_is_compared_as_it_is_run(call: Call, tmp_
 
 
 def test_units_are_compared(call: Call) -> None:
-    flags = ["--units", "block", "--schedule", "zb_h1", "--json"]
+    flags = ["--set", "units=block", "--schedule", "zb_h1", "--json"]
     found = json.loads(call("check", f"{JOBS}:dropout", *flags).out)
     assert (found["ok"], found["bitwise"]) == (True, True)
     assert found["stages"] > 2
@@ -71,7 +71,7 @@ def test_messages_that_the_job_packs_are_compared_with_a_loop_that_rounds(call: 
 
 
 def test_updates_before_the_norm_is_known_are_compared(call: Call) -> None:
-    flags = ["--schedule", "zb_h2", "--post-validation", "--json"]
+    flags = ["--schedule", "zb_h2", "--set", "post_validation=true", "--json"]
     found = json.loads(call("check", f"{JOBS}:dropout", *flags).out)
     assert (found["ok"], found["bitwise"]) == (True, True)
 
@@ -79,7 +79,7 @@ def test_updates_before_the_norm_is_known_are_compared(call: Call) -> None:
 @pytest.mark.parametrize(
     ("job", "flags", "words"),
     [
-        ("unclipped", [], "--post-validation, and Job.clip_norm is None"),
+        ("unclipped", [], "post_validation, and Job.clip_norm is None"),
         ("dropout", ["--schedule", "pipedream"], "pipedream does not update at a step's end"),
     ],
 )
@@ -88,7 +88,7 @@ def test_post_validation_where_nothing_is_validated_is_refused(
     call: Call, command: str, job: str, flags: list[str], words: str, tmp_path: Path
 ) -> None:
     out = ["--out", str(tmp_path / "out")] if command == "train" else []
-    done = call(command, f"{JOBS}:{job}", "--post-validation", *flags, *out)
+    done = call(command, f"{JOBS}:{job}", "--set", "post_validation=true", *flags, *out)
     assert done.code == 2
     assert words in done.err
     assert "hint: " in done.err
@@ -118,8 +118,8 @@ def test_a_model_that_cannot_be_traced_is_told_and_exits_1(call: Call) -> None:
         ["--schedule", "gpip"],
         ["--replicas", "5"],
         ["--plan", "nowhere.json"],
-        ["--units", "0"],
-        ["--units", "blocks"],
+        ["--set", "units=0"],
+        ["--set", "units=blocks"],
     ],
 )
 def test_bad_usage_exits_2(call: Call, arguments: list[str]) -> None:

@@ -93,7 +93,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(measure, "_BUDGET_S", 0.0)
         patched.setenv("XDG_CACHE_HOME", str(folder.parent))
-        options = ["--schedule", "one_f_one_b", "--stages", "2"]
+        options = ["--schedule", "one_f_one_b", "--set", "stages=2"]
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             assert main(["train", JOB, "--out", str(folder), *options]) == 0
     return folder

@@ -119,7 +119,7 @@ def test_under_torchrun_one_that_is_killed_takes_nobody_with_it(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(profiles))
     command = ["train", job_in(tmp_path, dies=13), "--elastic", "--out", str(tmp_path / "run")]
-    command += ["--policy", policy_in(tmp_path, 2)]
+    command += ["--set", f"policy={policy_in(tmp_path, 2)}"]
     done = as_torchrun(partial(main, command), tmp_path, nodes=2)
     assert [code for code, _, _ in done] == [0, 0], done
     found = rows(tmp_path, "metrics.jsonl")
@@ -414,8 +414,8 @@ def test_a_run_has_as_many_machines_as_its_policy_wants_and_none_when_it_wants_n
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     path, over, steps = tmp_path / "job.py", tmp_path / "over", 200
     path.write_text(FOLLOWING.format(over=str(over), steps=steps))
-    command = ["train", f"{path}:job", "--elastic", "--policy", policy_in(tmp_path, 1)]
-    command += ["--out", str(tmp_path / "run"), "--no-trial", "--no-check"]
+    command = ["train", f"{path}:job", "--elastic", "--set", f"policy={policy_in(tmp_path, 1)}"]
+    command += ["--out", str(tmp_path / "run"), "--set", "trial=false", "--set", "check=false"]
     with beside(lambda: main(command)):
         until(lambda: len(rows(tmp_path, "metrics.jsonl")) > 2, times=30_000)
         market_of(tmp_path, 2)

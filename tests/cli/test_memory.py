@@ -1,4 +1,4 @@
-"""A rank never holds more than `--memory` allows."""
+"""A rank never holds more than `memory` allows."""
 
 import json
 from dataclasses import replace
@@ -39,7 +39,16 @@ def wide() -> ps.Job:
 
 def test_a_cap_is_kept_by_what_is_measured(call: Call, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    asked = ["--memory", str(CAP), "--ranks", "1", "--no-check", "--no-trial"]
+    asked = [
+        "--set",
+        f"memory={CAP}",
+        "--ranks",
+        "1",
+        "--set",
+        "check=false",
+        "--set",
+        "trial=false",
+    ]
     done = call("train", f"{JOBS}:wide", *asked, "--out", str(folder))
     assert done.code == 0, done.err
     told = json.loads((folder / "summary.json").read_text())

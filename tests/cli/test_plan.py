@@ -216,7 +216,7 @@ def test_units_asked_for_are_at_most_so_many_of_each_stage(
 ) -> None:
     """A stage that can be cut nowhere is one unit: where the stages end, the search says."""
     out = tmp_path / "plan.json"
-    asked = "--schedule", "gpipe", "--stages", 2, "--units", 2
+    asked = "--schedule", "gpipe", "--stages", 2, "--set", "units=2"
     assert call("plan", JOB, "--cluster", machines, *asked, "--out", out).code == 0
     schedule = Plan.load(out).schedule
     assert isinstance(schedule, Recipe)

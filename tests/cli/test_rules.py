@@ -77,12 +77,12 @@ def rules(folder: Path, by: str = "fused", text: str = RULES) -> Path:
 def test_rules_are_kept_by_check_plan_and_train(call: Call, tmp_path: Path) -> None:
     """A plan that is given is rewritten; one that is searched for is found so, and run so."""
     for by in ("fresh", "fused"):
-        given = "--with", rules(tmp_path, by)
+        given = "--set", f"rules={rules(tmp_path, by)}"
         done = call("check", JOB, *given, "--json")
         found = json.loads(done.out)
         assert (done.code, found["ok"], found["bitwise"], found["stages"]) == (0, True, True, 4)
     out = tmp_path / "run"
-    assert call("train", JOB, *given, "--ranks", 2, "--stages", 2, "--out", out).code == 0
+    assert call("train", JOB, *given, "--ranks", 2, "--set", "stages=2", "--out", out).code == 0
     plan = Plan.load(out / "plan.json")
     assert plan.cut_names == ("after 1.0", "after 2", "after 3.0")
     assert (plan.recompute, plan.offload) == (
@@ -95,7 +95,17 @@ def test_rules_are_kept_by_check_plan_and_train(call: Call, tmp_path: Path) -> N
     assert said["replace 2"] == (f"{__file__}:fused", "user", f"{place} 4")
     bare = replace(plan, decisions=(), predicted=None)
     bare.changed(recompute=(), offload=()).save(tmp_path / "other.json")
-    done = call("train", JOB, *given, "--plan", tmp_path / "other.json", "--out", out, "--no-trial")
+    done = call(
+        "train",
+        JOB,
+        *given,
+        "--plan",
+        tmp_path / "other.json",
+        "--out",
+        out,
+        "--set",
+        "trial=false",
+    )
     assert done.code == 0
     assert "equal to the plain loop at step 1" in done.err
     assert replace(Plan.load(out / "plan.json"), decisions=(), predicted=None) == bare
@@ -103,7 +113,9 @@ def test_rules_are_kept_by_check_plan_and_train(call: Call, tmp_path: Path) -> N
     assert again.code == 0
     assert "resuming after step 4" in again.err
     more = rules(tmp_path, text=RULES.replace('"[0-1]"', '"[0-2]"'))
-    again = call("train", JOB, "--with", more, "--steps", 8, "--ranks", 2, "--resume", "--out", out)
+    again = call(
+        "train", JOB, "--set", f"rules={more}", "--steps", 8, "--ranks", 2, "--resume", "--out", out
+    )
     assert again.code == 0
     kept = Plan.load(out / "plan.json")
     assert {d.what for d in kept.decisions} >= {"recompute [0-2]"}
@@ -123,13 +135,25 @@ shard = "3.0"
 
 
 def test_slices_are_checked_planned_trained_and_resumed(call: Call, tmp_path: Path) -> None:
-    given = "--with", rules(tmp_path, text=SLICED)
-    done = call("check", JOB, *given, "--replicas", 2, "--stages", 1, "--json")
+    given = "--set", f"rules={rules(tmp_path, text=SLICED)}"
+    done = call("check", JOB, *given, "--replicas", 2, "--set", "stages=1", "--json")
     found = json.loads(done.out)
     assert (done.code, found["ok"], found["stages"]) == (0, True, 8)
     assert found["max_relative_difference"] < 1e-6
     out = tmp_path / "run"
-    asked = "train", JOB, *given, "--ranks", 2, "--stages", 1, "--out", out, "--no-trial"
+    asked = (
+        "train",
+        JOB,
+        *given,
+        "--ranks",
+        2,
+        "--set",
+        "stages=1",
+        "--out",
+        out,
+        "--set",
+        "trial=false",
+    )
     done = call(*asked)
     assert done.code == 0, done.err
     assert "equal to the plain loop at step 1" in done.err
@@ -144,11 +168,11 @@ def test_slices_are_checked_planned_trained_and_resumed(call: Call, tmp_path: Pa
     exported = call("export", out, "--to", tmp_path / "weights.safetensors")
     assert exported.code == 0
     given = "--plan", out / "plan.json"
-    assert call("train", JOB, *given, "--out", tmp_path / "other", "--no-trial").code == 0
+    assert call("train", JOB, *given, "--out", tmp_path / "other", "--set", "trial=false").code == 0
     done = call("check", JOB, *given, "--json")
     assert (done.code, json.loads(done.out)["ok"]) == (0, True)
     whole = rules(tmp_path, text='[[rule]]\nsplit = "2"\n')
-    error, hint = call("check", JOB, *given, "--with", whole).refusal(2)
+    error, hint = call("check", JOB, *given, "--set", f"rules={whole}").refusal(2)
     assert "split = '2' (2): 2.0.weight is in no slices" in error
     assert "make the plan with this rule" in hint
 
@@ -166,17 +190,21 @@ def test_slices_are_checked_planned_trained_and_resumed(call: Call, tmp_path: Pa
 def test_module_that_computes_something_else_replaces_none(
     by: str, message: str, call: Call, tmp_path: Path
 ) -> None:
-    error, _ = call("check", JOB, "--with", rules(tmp_path, by)).refusal(2)
+    error, _ = call("check", JOB, "--set", f"rules={rules(tmp_path, by)}").refusal(2)
     assert message in error
     assert by == "none" or "rule 4" in error
 
 
 def test_rules_that_no_plan_can_keep_are_refused(call: Call, tmp_path: Path) -> None:
     path = rules(tmp_path, text='[[rule]]\nfuse = "*"\n')
-    error, hint = call("plan", JOB, "--ranks", 2, "--stages", 2, "--with", path).refusal(2)
+    error, hint = call(
+        "plan", JOB, "--ranks", 2, "--set", "stages=2", "--set", f"rules={path}"
+    ).refusal(2)
     assert "no plan fits ranks 2, stages 2, the rules: 2 ranks, 4 cut points" in error
     assert "leave more to the search" in hint
-    error, hint = call("check", JOB, "--with", path).refusal(2)
+    error, hint = call("check", JOB, "--set", f"rules={path}").refusal(2)
     assert "2 stages do not end where rules say" in error
-    error, _ = call("train", JOB, "--with", tmp_path / "no.toml", "--eager").refusal(2)
-    assert "--eager trains without a plan" in error
+    error, _ = call(
+        "train", JOB, "--set", f"rules={tmp_path / 'no.toml'}", "--set", "eager=true"
+    ).refusal(2)
+    assert "eager trains without a plan" in error

@@ -72,7 +72,7 @@ def test_what_only_one_process_can_read_goes_on_where_it_was(call: Call, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["ignores_start", "anneals"])
-@pytest.mark.parametrize("flags", [("--strict",), ("--schedule", "gpipe")])
+@pytest.mark.parametrize("flags", [("--set", "strict=true"), ("--schedule", "gpipe")])
 def test_it_is_refused_where_that_is_not_wanted(
     call: Call, tmp_path: Path, name: str, flags: tuple[str, ...]
 ) -> None:
@@ -112,22 +112,24 @@ def test_proof_is_told_and_found_again(call: Call, tmp_path: Path) -> None:
 
 def test_two_jobs_of_one_file_are_not_taken_for_each_other(call: Call, tmp_path: Path) -> None:
     """They have the same model and numbers; only what an optimizer does tells them apart."""
-    fixed = "--stages", "2", "--schedule", "one_f_one_b"
+    fixed = "--set", "stages=2", "--schedule", "one_f_one_b"
     assert call("train", f"{ODD}:divides", "--out", str(tmp_path / "a"), *fixed).code == 0
     done = call("train", f"{ODD}:looks_across", "--out", str(tmp_path / "b"), *fixed)
     assert "the optimizer cannot be divided into 2 stages" in done.refusal(2)[0]
 
 
 def test_what_is_not_checked_is_said(call: Call, tmp_path: Path) -> None:
-    done = call("train", f"{ODD}:anneals", "--no-check", "--out", str(tmp_path / "run"))
+    done = call("train", f"{ODD}:anneals", "--set", "check=false", "--out", str(tmp_path / "run"))
     assert done.code == 0, done.err
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["checked"] == "left out (--no-check)"
-    assert "left out (--no-check)" in (tmp_path / "run" / "report.html").read_text()
+    assert summary["checked"] == "left out, as asked"
+    assert "left out, as asked" in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_eager_needs_no_plan(call: Call, tmp_path: Path) -> None:
-    done = call("train", SMALL, "--eager", "--ranks", "2", "--out", str(tmp_path / "run"))
+    done = call(
+        "train", SMALL, "--set", "eager=true", "--ranks", "2", "--out", str(tmp_path / "run")
+    )
     assert done.code == 0, done.err
     assert not (tmp_path / "run" / "plan.json").exists()
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())

@@ -20,7 +20,7 @@ from penstock.training.results import lines
 from tests.cli.conftest import Call
 
 JOBS = f"{Path(__file__).parent / 'training.py'}"
-TWO = ["--ranks", "2", "--stages", "2", "--schedule", "one_f_one_b"]
+TWO = ["--ranks", "2", "--set", "stages=2", "--schedule", "one_f_one_b"]
 
 
 def rows(folder: Path) -> list[dict[str, float]]:
@@ -40,7 +40,9 @@ def test_a_signal_ends_the_step_under_way_with_a_checkpoint_to_go_on_from(
     call: Call, tmp_path: Path, name: str, flags: list[str], code: int
 ) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    done = call("train", f"{JOBS}:{name}", "--out", parts, "--no-check", *flags)  # it reads, too
+    done = call(
+        "train", f"{JOBS}:{name}", "--out", parts, "--set", "check=false", *flags
+    )  # it reads, too
     assert done.code == code, done.err
     assert f"continue with: penstock train {JOBS}:{name} --out {parts} --resume\n" in done.err
     assert "error:" not in done.err
@@ -60,7 +62,9 @@ def test_a_signal_ends_the_step_under_way_with_a_checkpoint_to_go_on_from(
 
 
 def test_a_second_signal_ends_at_once(call: Call, tmp_path: Path) -> None:
-    done = call("train", f"{JOBS}:killed_at_once", "--no-check", "--out", tmp_path / "run")
+    done = call(
+        "train", f"{JOBS}:killed_at_once", "--set", "check=false", "--out", tmp_path / "run"
+    )
     assert done.code == 143, done.err
     assert not list((tmp_path / "run").glob("checkpoints/step-*"))
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
@@ -68,7 +72,7 @@ def test_a_second_signal_ends_at_once(call: Call, tmp_path: Path) -> None:
 
 def test_resume_where_nothing_is_starts_afresh_and_says_so(call: Call, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    often = ["--checkpoint-every", "2"]
+    often = ["--set", "checkpoint_every=2"]
     done = call("train", f"{JOBS}:untraceable", "--out", out, "--resume", *often)
     assert done.code == 0, done.err
     assert "no checkpoint to resume from: starting afresh" in done.err
@@ -92,7 +96,7 @@ def test_rows_are_strict_json(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_not_finite_fails_the_run(call: Call, tmp_path: Path) -> None:
-    out, often = tmp_path / "run", ["--checkpoint-every", "2"]
+    out, often = tmp_path / "run", ["--set", "checkpoint_every=2"]
     done = call("train", f"{JOBS}:not_finite", "--out", out, *often, *TWO)
     error, hint = done.refusal(1)
     assert error == "the loss of step 3, micro-batch 1 (number 9 of the data), is nan on rank 1"
@@ -167,7 +171,9 @@ def test_asynchronous_schedules_drain_as_often_as_the_clock_would_save() -> None
 
 
 def test_bad_interval_is_refused(call: Call, tmp_path: Path) -> None:
-    done = call("train", f"{JOBS}:small", "--out", tmp_path / "run", "--checkpoint-every", "often")
+    done = call(
+        "train", f"{JOBS}:small", "--out", tmp_path / "run", "--set", "checkpoint_every=often"
+    )
     error, hint = done.refusal(2)
     assert '"often"' in error
     assert "10m" in hint

@@ -12,12 +12,23 @@ JOB = f"{MLP}:adam"
 
 
 def test_a_run_is_planned_checked_and_goes_on(call: Call, tmp_path: Path) -> None:
-    done = call("check", JOB, "--stages", 1, "--replicas", 2, "--sums", "top:0.1")
+    done = call("check", JOB, "--set", "stages=1", "--replicas", 2, "--set", "sums=top:0.1")
     assert done.code == 0, done.err
     out = tmp_path / "run"
-    own = "--ranks", 2, "--stages", 1, "--no-trial", "--set", "sums=int8", "--out", out
+    own = (
+        "--ranks",
+        2,
+        "--set",
+        "stages=1",
+        "--set",
+        "trial=false",
+        "--set",
+        "sums=int8",
+        "--out",
+        out,
+    )
     for steps in (2, 4):
-        done = call("train", JOB, "--steps", steps, *own, "--resume", "--audit", "50%")
+        done = call("train", JOB, "--steps", steps, *own, "--resume", "--set", "audit=50%")
         assert done.code == 0, done.err
         assert "what ranks hold back of sums as int8" in done.err
     plan = Plan.load(out / "plan.json")
@@ -32,9 +43,9 @@ def test_a_run_is_planned_checked_and_goes_on(call: Call, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (("--sums", "int4"), "Job.sums is not"),
+        (("--set", "sums=int4"), "Job.sums is not"),
         (
-            ("--sums", "sign", "--schedule", "pipedream", "--stages", 2),
+            ("--set", "sums=sign", "--schedule", "pipedream", "--set", "stages=2"),
             "gradients of older weights",
         ),
     ],

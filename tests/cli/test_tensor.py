@@ -16,18 +16,18 @@ from penstock.training.session import Session
 from tests.cli.conftest import MLP, Call
 
 JOB = f"{MLP}:adam"
-ALL = "--no-trial", "--audit", "0"
+ALL = "--set", "trial=false", "--set", "audit=0"
 
 
 def test_a_divided_step_equals_the_plain_one(call: Call) -> None:
-    done = call("check", JOB, "--stages", 1, "--tensor", 2)
+    done = call("check", JOB, "--set", "stages=1", "--set", "tensor=2")
     assert done.code == 0
     assert "ok" in done.out
 
 
 def test_a_divided_run_goes_on_whole_and_a_whole_one_divided(call: Call, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    divided, whole = ("--ranks", 2, "--tensor", 2), ("--ranks", 1)
+    divided, whole = ("--ranks", 2, "--set", "tensor=2"), ("--ranks", 1)
     for steps, ways in ((2, divided), (4, whole), (6, divided)):
         done = call("train", JOB, "--steps", steps, *ways, *ALL, "--out", out, "--resume")
         assert done.code == 0, done.err
@@ -47,7 +47,7 @@ def test_a_plan_for_machines_of_a_file_divides_ops_as_asked_and_is_explained(
     machines, file = tmp_path / "two.toml", tmp_path / "plan.json"
     kind = DeviceKind("small", 1 << 30, (("float32", 1e11),), 2e10)
     Cluster((kind,), (Host("host", "small", 2),), inside=Link(1e-6, 50e9)).save(machines)
-    done = call("plan", JOB, "--cluster", machines, "--tensor", 2, "--out", file)
+    done = call("plan", JOB, "--cluster", machines, "--set", "tensor=2", "--out", file)
     assert done.code == 0, done.err
     assert "tensor: 2 ranks (user): requested: " in done.out
     assert Plan.load(file).place.tensor == 2
@@ -76,7 +76,7 @@ def test_a_divided_plan_that_nobody_asked_for_and_that_differs_is_put_aside(
 
     monkeypatch.setattr(Session, "choose", divided)
     monkeypatch.setattr(Session, "prove", differs)
-    more = "--ranks", 2, "--steps", 2, "--strict", *ALL
+    more = "--ranks", 2, "--steps", 2, "--set", "strict=true", *ALL
     done = call("train", JOB, *more, "--out", tmp_path / "run")
     assert done.code == 0, done.err
     assert "training by a plan that divides no ops: the loss differs" in done.err
@@ -84,8 +84,11 @@ def test_a_divided_plan_that_nobody_asked_for_and_that_differs_is_put_aside(
     assert Plan.load(tmp_path / "run/plan.json").place.tensor == 1
 
 
-@pytest.mark.parametrize("more", [("--offload", "all"), ("--elastic",), ("--units", "block")])
+@pytest.mark.parametrize(
+    "more", [("--set", "offload=all"), ("--elastic",), ("--set", "units=block")]
+)
 def test_what_no_divided_plan_has_is_refused_at_once(call: Call, more: tuple[str, ...]) -> None:
-    error, hint = call("train", JOB, "--ranks", 2, "--tensor", 2, *more).refusal(2)
-    assert error == f"--tensor 2 divides the ops of stages, and no such plan has {more[0]}"
-    assert hint == f"leave out --tensor, or {more[0]}"
+    error, hint = call("train", JOB, "--ranks", 2, "--set", "tensor=2", *more).refusal(2)
+    name = more[-1].removeprefix("--").partition("=")[0]
+    assert error == f"2 ranks are to divide the ops of stages, and no such plan has {name}"
+    assert hint == f"leave out tensor, or {name}"

@@ -56,7 +56,7 @@ from tests.runtime.as_torchrun import as_torchrun
 from tests.search.chains import chain
 
 JOB = f"{Path(__file__).parent / 'training.py'}:dropout"
-WISH = ["--ranks", "2", "--stages", "2", "--schedule", "one_f_one_b"]
+WISH = ["--ranks", "2", "--set", "stages=2", "--schedule", "one_f_one_b"]
 BIG, SMALL = (
     DeviceKind(name, 10**9, (("float32", 1e10),), 1e10, usd_per_hour=0.0)
     for name in ("big", "small")
@@ -144,7 +144,7 @@ def test_plan_for_hosts_in_another_order_runs_where_it_says(
     UNLIKE.save(machines)
     plan = Plan.load(here / "plan.json").changed(hosts=("b", "a"))
     plan.save(turned)
-    where = ["--cluster", str(machines), "--plan", str(turned)]
+    where = ["--set", f"cluster={machines}", "--plan", str(turned)]
     done = forked(tmp_path, "--out", str(folder), *where)
     assert [code for code, _ in done] == [0, 0], done
     assert losses(folder) == losses(here)
@@ -316,7 +316,7 @@ def test_what_fails_on_one_host_ends_all_of_them(here: Path, tmp_path: Path) -> 
     shutil.copytree(here, folders[0] / "only-on-one")
     machines = tmp_path / "machines.toml"
     UNLIKE.save(machines)
-    more = ["--cluster", str(machines), "--steps", "9", "--resume", "--out", "only-on-one"]
+    more = ["--set", f"cluster={machines}", "--steps", "9", "--resume", "--out", "only-on-one"]
     (first, second), (code, told) = forked(tmp_path, *more, places=folders)
     assert (bool(first), bool(code)) == (True, True)
     error = "rank 0 continues after step 5; only-on-one as seen here, after 0"
@@ -347,7 +347,7 @@ def test_cluster_of_this_host_is_what_the_plan_is_for(call: Call, tmp_path: Path
     machines, folder = tmp_path / "machines.toml", tmp_path / "run"
     hosts, link = (Host("here", "small", 2),), Link(1e-3, 1e7)
     Cluster((SMALL,), hosts, inside=link).save(machines)
-    done = call("train", JOB, "--cluster", str(machines), "--out", str(folder), *WISH)
+    done = call("train", JOB, "--set", f"cluster={machines}", "--out", str(folder), *WISH)
     assert done.code == 0, done.err
     assert Cluster.load(folder / "cluster.toml").inside == link
     assert [each.kind for each in load_profiles(folder / "profile.json")] == ["small"]
@@ -357,7 +357,7 @@ def test_cluster_is_not_ignored_where_a_model_cannot_be_traced(call: Call, tmp_p
     machines = tmp_path / "machines.toml"
     Cluster((SMALL,), (Host("here", "small", 2),), inside=Link(1e-3, 1e7)).save(machines)
     job = JOB.replace(":dropout", ":untraceable")
-    call("train", job, "--cluster", str(machines)).refusal(2)
+    call("train", job, "--set", f"cluster={machines}").refusal(2)
 
 
 @pytest.mark.usefixtures("rank_1")
@@ -381,7 +381,7 @@ def test_each_process_runs_its_rank_of_the_plan(monkeypatch) -> None:
 def test_machines_that_are_not_there_are_refused(call: Call, tmp_path: Path, monkeypatch) -> None:
     machines = tmp_path / "machines.toml"
     UNLIKE.save(machines)
-    said, hint = call("train", JOB, "--cluster", str(machines)).refusal(2)
+    said, hint = call("train", JOB, "--set", f"cluster={machines}").refusal(2)
     assert said == f"{machines} has 2 hosts; here is one"
     assert "torchrun" in hint
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")

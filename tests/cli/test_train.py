@@ -40,7 +40,7 @@ def losses(folder: Path) -> list[float]:
 
 
 def test_training_without_a_plan_leaves_every_file_of_a_run(call: Call, tmp_path: Path) -> None:
-    out = "--out", str(tmp_path / "run"), "--audit", "90%"  # however short it is
+    out = "--out", str(tmp_path / "run"), "--set", "audit=90%"  # however short it is
     done = call("train", f"{JOBS}:small", *out, "--json")
     assert done.code == 0, done.err
     folder = tmp_path / "run"
@@ -90,7 +90,7 @@ def test_earlier_run_in_the_folder_is_moved_aside(call: Call, tmp_path: Path) ->
 def test_what_a_job_prints_does_not_spoil_the_result(
     call: Call, tmp_path: Path, command: str
 ) -> None:
-    fixed = ["--stages", "2", "--schedule", "one_f_one_b"]
+    fixed = ["--set", "stages=2", "--schedule", "one_f_one_b"]
     fixed += ["--ranks", "2", "--out", str(tmp_path / "run")] if command == "train" else []
     done = call(command, f"{JOBS}:chatty", *fixed, "--json")
     assert done.code == 0, done.err
@@ -120,7 +120,7 @@ def test_synchronous_schedules_give_the_same_losses(
     call: Call, tmp_path: Path, schedule: str, alone: list[float]
 ) -> None:
     stages = "4" if schedule == "interleaved" else "2"
-    fixed = ["--schedule", schedule, "--ranks", "2", "--stages", stages]
+    fixed = ["--schedule", schedule, "--ranks", "2", "--set", f"stages={stages}"]
     assert call("train", f"{JOBS}:small", "--out", str(tmp_path / "a"), *fixed).code == 0
     assert losses(tmp_path / "a") == pytest.approx(alone, rel=1e-6)
 
@@ -129,7 +129,7 @@ def test_synchronous_schedules_give_the_same_losses(
 def test_resumed_run_goes_on_as_if_it_had_not_stopped(
     call: Call, tmp_path: Path, schedule: str
 ) -> None:
-    fixed = ["--schedule", schedule, "--ranks", "2", "--stages", "2"]
+    fixed = ["--schedule", schedule, "--ranks", "2", "--set", "stages=2"]
     whole, parts = str(tmp_path / "whole"), str(tmp_path / "parts")
     assert call("train", f"{JOBS}:small", "--out", whole, *fixed).code == 0
     same = "--steps", "2", "--plan", f"{whole}/plan.json"  # another search may divide otherwise
@@ -142,17 +142,17 @@ def test_resumed_run_goes_on_as_if_it_had_not_stopped(
 
 
 def test_units_train_to_the_same_losses_and_are_gone_on_with(call: Call, tmp_path: Path) -> None:
-    fixed = ["--schedule", "pipemare", "--ranks", "2", "--stages", "2", "--no-check"]
+    fixed = ["--schedule", "pipemare", "--ranks", "2", "--set", "stages=2", "--set", "check=false"]
     whole, parts, job = str(tmp_path / "whole"), str(tmp_path / "parts"), f"{JOBS}:small"
     assert call("train", job, "--out", whole, *fixed).code == 0
-    done = call("train", job, "--out", parts, "--steps", "2", "--units", "block", *fixed)
+    done = call("train", job, "--out", parts, "--steps", "2", "--set", "units=block", *fixed)
     assert done.code == 0, done.err
     plan = Plan.load(tmp_path / "parts" / "plan.json")
     assert plan.num_stages > 2
     assert plan.predicted is not None
-    assert call("train", job, "--out", parts, "--resume", "--no-check").code == 0
+    assert call("train", job, "--out", parts, "--resume", "--set", "check=false").code == 0
     assert Plan.load(tmp_path / "parts" / "plan.json") == plan
-    given = ["--plan", f"{whole}/plan.json", "--units", "2", "--no-check"]
+    given = ["--plan", f"{whole}/plan.json", "--set", "units=2", "--set", "check=false"]
     assert call("train", job, "--out", str(tmp_path / "given"), *given).code == 0
     given_schedule = Plan.load(tmp_path / "given" / "plan.json").schedule
     assert replace(given_schedule, units=()) == Recipe("pipemare")
@@ -162,10 +162,10 @@ def test_units_train_to_the_same_losses_and_are_gone_on_with(call: Call, tmp_pat
 
 
 def test_pipemare_begins_with_synchronous_steps(call: Call, tmp_path: Path) -> None:
-    fixed = ["--schedule", "pipemare", "--ranks", "2", "--stages", "2"]
+    fixed = ["--schedule", "pipemare", "--ranks", "2", "--set", "stages=2"]
     done = call("train", f"{JOBS}:small", "--out", str(tmp_path / "a"), *fixed, "--steps", "9")
     assert done.code == 0, done.err
-    flush = ["--schedule", "one_f_one_b", "--ranks", "2", "--stages", "2"]
+    flush = ["--schedule", "one_f_one_b", "--ranks", "2", "--set", "stages=2"]
     call("train", f"{JOBS}:small", "--out", str(tmp_path / "b"), *flush, "--steps", "9")
     synchronous = losses(tmp_path / "b")[:9]
     assert losses(tmp_path / "a")[:9] == pytest.approx(synchronous, rel=1e-6)  # joined or not
@@ -188,12 +188,21 @@ def test_model_that_cannot_be_traced_trains_as_eager_data_parallel(
 def test_model_that_cannot_be_traced_is_refused_what_needs_a_plan(
     call: Call, tmp_path: Path
 ) -> None:
-    fixed = ["--offload", "state", "--out", str(tmp_path / "run")]
+    fixed = ["--set", "offload=state", "--out", str(tmp_path / "run")]
     refused(call("train", f"{JOBS}:untraceable", *fixed), 2)
 
 
 def test_slow_loader_is_named_on_the_terminal(call: Call, tmp_path: Path) -> None:
-    flush = ["--schedule", "one_f_one_b", "--ranks", "2", "--stages", "2", "--no-check"]
+    flush = [
+        "--schedule",
+        "one_f_one_b",
+        "--ranks",
+        "2",
+        "--set",
+        "stages=2",
+        "--set",
+        "check=false",
+    ]
     done = call("train", f"{JOBS}:dripping", "--out", str(tmp_path / "run"), *flush)
     assert done.code == 0, done.err
     assert "bottleneck: the loader, on rank " in done.err
@@ -221,7 +230,16 @@ def refused(done: Done, code: int) -> None:
 def test_failure_of_a_rank_ends_the_run_with_its_error(
     call: Call, tmp_path: Path, name: str, words: str
 ) -> None:
-    fixed = ["--ranks", "2", "--stages", "2", "--schedule", "one_f_one_b", "--no-check"]
+    fixed = [
+        "--ranks",
+        "2",
+        "--set",
+        "stages=2",
+        "--schedule",
+        "one_f_one_b",
+        "--set",
+        "check=false",
+    ]
     done = call("train", f"{JOBS}:{name}", "--out", str(tmp_path / "run"), *fixed)
     refused(done, 1)
     assert words in done.err
@@ -231,13 +249,13 @@ def test_failure_of_a_rank_ends_the_run_with_its_error(
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--checkpoint-every", "sometimes"],
+        ["--set", "checkpoint_every=sometimes"],
         ["--schedule", "one_f_one_bee"],
-        ["--stages", "40"],
+        ["--set", "stages=40"],
         ["--plan", "no-such-plan.json"],
         ["--ranks", "0"],
-        ["--units", "many"],
-        ["--units", "2", "--eager"],
+        ["--set", "units=many"],
+        ["--set", "units=2", "--set", "eager=true"],
     ],
 )
 def test_bad_usage_is_told_and_leaves_nothing(
@@ -250,14 +268,14 @@ def test_bad_usage_is_told_and_leaves_nothing(
 
 @pytest.mark.parametrize("command", ["train", "check"])
 def test_what_a_plan_says_is_not_asked_for_beside_it(call: Call, command: str) -> None:
-    done = call(command, f"{JOBS}:small", "--plan", "plan.json", "--stages", "2")
+    done = call(command, f"{JOBS}:small", "--plan", "plan.json", "--set", "stages=2")
     error, hint = done.refusal(2)
-    assert error == "a plan is given, and it already decides what --stages asks for"
-    assert hint == "leave out --plan, or --stages"
+    assert error == "a plan is given, and it already decides what stages asks for"
+    assert hint == "leave out plan, or stages"
 
 
 def test_plan_for_another_model_is_refused(call: Call, tmp_path: Path) -> None:
-    fixed = ["--ranks", "2", "--stages", "2", "--steps", "1"]
+    fixed = ["--ranks", "2", "--set", "stages=2", "--steps", "1"]
     assert call("train", f"{JOBS}:small", "--out", str(tmp_path / "a"), *fixed).code == 0
     plan = str(tmp_path / "a" / "plan.json")
     done = call("train", f"{JOBS}:dropout", "--plan", plan, "--out", str(tmp_path / "b"))
@@ -267,7 +285,7 @@ def test_plan_for_another_model_is_refused(call: Call, tmp_path: Path) -> None:
 
 def test_damaged_checkpoint_is_refused_and_kept(call: Call, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    fixed = ["--ranks", "2", "--stages", "2", "--schedule", "one_f_one_b"]
+    fixed = ["--ranks", "2", "--set", "stages=2", "--schedule", "one_f_one_b"]
     assert call("train", f"{JOBS}:small", "--out", str(out), "--steps", "1", *fixed).code == 0
     (part, *_) = out.glob("checkpoints/*/rank-0.safetensors")
     part.write_bytes(part.read_bytes()[:100])
@@ -278,8 +296,10 @@ def test_damaged_checkpoint_is_refused_and_kept(call: Call, tmp_path: Path) -> N
 def test_the_newest_checkpoint_that_is_whole_is_gone_on_from(call: Call, tmp_path: Path) -> None:
     """What is damaged is told, by file and tensor, and kept under another name."""
     out = tmp_path / "run"
-    command = ["train", f"{JOBS}:small", "--out", str(out), "--ranks", "1", "--stages", "1"]
-    done = call(*command, "--steps", "4", "--checkpoint-every", "2", "--keep", "1,every=2,no-best")
+    command = ["train", f"{JOBS}:small", "--out", str(out), "--ranks", "1", "--set", "stages=1"]
+    done = call(
+        *command, "--steps", "4", "--set", "checkpoint_every=2", "--set", "keep=1,every=2,no-best"
+    )
     assert done.code == 0, done.err
     checkpoints = out / "checkpoints"
     assert sorted(p.name for p in checkpoints.glob("step-*")) == ["step-000002", "step-000004"]
@@ -298,8 +318,8 @@ def test_the_newest_checkpoint_that_is_whole_is_gone_on_from(call: Call, tmp_pat
 
 def test_checkpoints_are_due_by_the_mean_time_between_failures(call: Call, tmp_path: Path) -> None:
     """Which the command gives, or the file of the machines; with what one costs in the run."""
-    out, fixed = tmp_path / "run", ["--ranks", "1", "--stages", "1", "--steps", "40"]
-    done = call("train", f"{JOBS}:small", "--out", str(out), *fixed, "--mtbf", "2h", "--json")
+    out, fixed = tmp_path / "run", ["--ranks", "1", "--set", "stages=1", "--steps", "40"]
+    done = call("train", f"{JOBS}:small", "--out", str(out), *fixed, "--set", "mtbf=2h", "--json")
     assert done.code == 0, done.err
     assert "a checkpoint every sqrt(2 x what one costs x 120 min between failures)" in done.err
     told = json.loads(done.out)["checkpointing"]
@@ -311,12 +331,15 @@ def test_checkpoints_are_due_by_the_mean_time_between_failures(call: Call, tmp_p
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--mtbf", "2"], '--mtbf is "2", no time'),
-        (["--mtbf", "2h", "--checkpoint-every", "9"], "--checkpoint-every is 9, and --mtbf 2h"),
-        (["--mtbf", "2h", "--elastic"], "--mtbf is 2h, and ranks that are lost"),
-        (["--keep", "0"], "--keep has 0 newest"),
-        (["--keep", "3,all"], '--keep is "3,all"'),
-        (["--from", "nowhere.safetensors"], "there are no weights in nowhere.safetensors"),
+        (["--set", "mtbf=2"], 'mtbf is "2", no time'),
+        (
+            ["--set", "mtbf=2h", "--set", "checkpoint_every=9"],
+            "checkpoint_every is 9, and mtbf 2h",
+        ),
+        (["--set", "mtbf=2h", "--elastic"], "mtbf is 2h, and ranks that are lost"),
+        (["--set", "keep=0"], "keep has 0 newest"),
+        (["--set", "keep=3,all"], 'keep is "3,all"'),
+        (["--set", "weights=nowhere.safetensors"], "there are no weights in nowhere.safetensors"),
     ],
 )
 def test_what_cannot_be_kept_or_begun_with_is_refused(
@@ -380,7 +403,7 @@ def load(path: Path) -> Schedule:
         ("rank 0  B0.0", [], "mine.txt: F0.0 is missing", "add F0.0"),
         ("rank 0  F0.0 F0.1 F0.2 B0.0 B0.1 B0.2", [], "mine is of 3 micro-batches; a step", "4 mi"),
         (ORDERS[1], ["--ranks", "3"], "schedule mine (2 stages and 4 micro", "give --ranks 2"),
-        (ORDERS[1], ["--stages", "3"], "ranks 2, stages 3, schedule mine", "it is of 2 stages"),
+        (ORDERS[1], ["--set", "stages=3"], "ranks 2, stages 3, schedule mine", "it is of 2 stages"),
         (str(pipedream(2, 4)), [], "pipedream is written out for 4 steps", "name the builder"),
     ],
 )

@@ -1,4 +1,4 @@
-"""penstock train --until-loss: what it says in the end, and where else that is told."""
+"""A run until a loss: what it says in the end, and where else that is told."""
 
 import json
 from pathlib import Path
@@ -20,8 +20,19 @@ def test_loss_that_is_not_reached_is_an_error_after_all_files(call: Call, tmp_pa
     monkeypatch.setattr(until_loss, "_MOST", 2)
     monkeypatch.setattr(until_loss, "_SEARCH_S", 0.2)
     folder = tmp_path / "run"
-    asked = "train", f"{JOBS}:job", "--until-loss", "1e-6", "--objective", "cost", "--ranks", "1"
-    done = call(*asked, "--steps", "8", "--no-check", "--no-trial", "--out", folder)
+    asked = (
+        "train",
+        f"{JOBS}:job",
+        "--set",
+        "until_loss=1e-6",
+        "--set",
+        "objective=cost",
+        "--ranks",
+        "1",
+    )
+    done = call(
+        *asked, "--steps", "8", "--set", "check=false", "--set", "trial=false", "--out", folder
+    )
     assert done.code == 1
     assert "not 1e-06" in done.err
     assert "hint: --steps N --resume goes on" in done.err
@@ -41,10 +52,10 @@ def test_loss_that_is_not_reached_is_an_error_after_all_files(call: Call, tmp_pa
 
 def test_flags_that_do_not_go_together_are_refused(call: Call, tmp_path):
     asked = "train", f"{JOBS}:job", "--out", tmp_path / "run"
-    error, hint = call(*asked, "--objective", "cost").refusal(2)
-    assert "--objective cost" in error
-    assert "--until-loss" in hint
-    assert "no loss" in call(*asked, "--until-loss", "nan").refusal(2)[0]
+    error, hint = call(*asked, "--set", "objective=cost").refusal(2)
+    assert "objective cost" in error
+    assert "--set until_loss=2.1" in hint
+    assert "no loss" in call(*asked, "--set", "until_loss=nan").refusal(2)[0]
 
 
 def file_of() -> UntilFile:

@@ -94,7 +94,7 @@ def test_a_run_does_not_go_on_with_what_no_checkpoint_holds(tmp_path, what) -> N
     other, words = OTHERS[what]
     with pytest.raises(JobError, match=words) as refused:
         same_run.check_goes_on(begun(tmp_path), facts(other))
-    assert "--forget-state" in refused.value.hint
+    assert "forget_state=True" in refused.value.hint
 
 
 @pytest.mark.parametrize("what", ["a number of the job", "an option"])

@@ -81,7 +81,7 @@ def test_the_error_names_the_checkpoint_from_which_the_run_can_go_on(tmp_path: P
     folder.mkdir(parents=True)
     (folder / "state.json").touch()
     told = explained(tmp_path, job, RunError("row 9 is broken"), SILENT)
-    assert told.hint == "--resume continues from step-000002"
+    assert told.hint == "resume=True continues from step-000002"
     assert explained(tmp_path, job, RunError("no", hint="do"), SILENT).hint == "do"
 
 

@@ -62,7 +62,7 @@ def test_what_looks_across_parameters_is_refused_on_more(name, tmp_path):
     with pytest.raises(RunError, match="cannot be divided by stages") as caught:
         train(run_of(job, 2), tmp_path)
     assert reason in str(caught.value)
-    assert "--stages 1" in caught.value.hint
+    assert "stages=1" in caught.value.hint
 
 
 def test_the_reason_names_the_parameter_the_step_and_the_line(tmp_path):

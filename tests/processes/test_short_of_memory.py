@@ -23,7 +23,7 @@ DEVICE = SimpleNamespace(
 @pytest.mark.parametrize(
     ("predicted", "expected", "hint"),
     [
-        ((GiB, 6 * GiB), "; the plan expects 6.00 GiB at most", "--memory 5.40GiB"),
+        ((GiB, 6 * GiB), "; the plan expects 6.00 GiB at most", "memory=5.40GiB"),
         ((), " are held of 10.0 GiB", "smaller micro-batches, or more ranks"),
     ],
 )

@@ -434,7 +434,7 @@ def test_what_is_asked_of_audits_is_read(text, terms):
 
 @pytest.mark.parametrize("text", ["", "1", "101%", "-1%", "nan%", "1%,later", "x"])
 def test_what_says_nothing_of_audits_is_refused(text):
-    with pytest.raises(PlanError, match="--audit is") as told:
+    with pytest.raises(PlanError, match="audit is") as told:
         parse_audit(text)
     assert "1%,stop" in told.value.hint
 
@@ -445,7 +445,7 @@ def test_why_a_run_is_not_audited_is_said(tmp_path, monkeypatch):
         planned("gpt", plan_of(captured("gpt", EXACT).graph, "double_buffered", 2, 2)), (0,)
     )
     assert why_not(case, AuditTerms(), tmp_path, BASIS) == ""
-    assert why_not(case, AuditTerms(0.0), tmp_path, BASIS) == "--audit 0"
+    assert why_not(case, AuditTerms(0.0), tmp_path, BASIS) == "audit is 0"
     assert why_not(late, AuditTerms(), tmp_path, BASIS) == ""
     assert why_not(case, AuditTerms(), tmp_path, BASIS._replace(steps=9)) == SHORT
     assert why_not(case, AuditTerms(), tmp_path, BASIS._replace(steps=9, step_s=0.0)) == ""
@@ -491,7 +491,7 @@ def test_a_run_is_proved_up_to_the_last_audit_before_a_difference():
     wrong = Audited((row(0), row(9, "the loss differs"), row(4)), 0.3, 30.0)
     assert (wrong.steps_proved, wrong.problem) == (5, row(9, "the loss differs"))
     assert "step 10 differs: the loss differs" in str(wrong)
-    assert str(Audited(left_out="--audit 0")) == "not audited: --audit 0"
+    assert str(Audited(left_out="audit is 0")) == "not audited: audit is 0"
 
 
 def test_the_audited_checkpoint_outlives_those_that_go(tmp_path):

@@ -8,12 +8,12 @@ import pytest
 from tests.rehearsal.command import rehearse
 
 JOBS = Path(__file__).parent / "jobs.py"
-ASKED = ["--no-trial", "--steps", "4", "--out", "run"]
+ASKED = ["--set", "trial=false", "--steps", "4", "--out", "run"]
 
 
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_a_clean_run_is_equal_and_waits_for_no_audit(gpus: int, tmp_path: Path) -> None:
-    arguments = ["train", f"{JOBS}:job", *ASKED, "--audit", "100%"]
+    arguments = ["train", f"{JOBS}:job", *ASKED, "--set", "audit=100%"]
     seen = rehearse(arguments, tmp_path, gpus=gpus)
     assert seen.code == 0, seen.text
     assert "the plain loop takes" in seen.text
@@ -30,7 +30,7 @@ def test_a_clean_run_is_equal_and_waits_for_no_audit(gpus: int, tmp_path: Path) 
 
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_a_weight_that_goes_wrong_is_found(gpus: int, tmp_path: Path) -> None:
-    arguments = ["train", f"{JOBS}:job", *ASKED, "--audit", "100%,stop"]
+    arguments = ["train", f"{JOBS}:job", *ASKED, "--set", "audit=100%,stop"]
     seen = rehearse(arguments, tmp_path, gpus=gpus, wrong=4)
     assert seen.code == 1, seen.text
     assert "step 4 is not what the plain loop makes of it" in seen.text

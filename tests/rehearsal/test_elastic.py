@@ -31,7 +31,7 @@ def plainly(steps: int) -> float:
 @pytest.mark.parametrize("stages", ["1", "2"])
 def test_run_goes_on_as_the_plain_loop_when_a_gpu_is_lost(tmp_path: Path, stages: str) -> None:
     """With one stage there are replicas; of two, each alone on its rank, the other has a copy."""
-    arguments = ["train", f"{JOB}:deadly", "--elastic", "--stages", stages, "--out", "run"]
+    arguments = ["train", f"{JOB}:deadly", "--elastic", "--set", f"stages={stages}", "--out", "run"]
     seen = rehearse(arguments, tmp_path, gpus=2)
     assert seen.code == 0, seen.text
     assert seen.races == []

@@ -56,7 +56,7 @@ def test_model_larger_than_a_gpu_trains(tmp_path: Path, stages: int, rules: str)
     Of two stages, the weights of one wait elsewhere for certain.
     """
     room = int(2.2 * WEIGHT_BYTES)
-    arguments = [*_train(tmp_path, rules), "--stages", str(stages)]
+    arguments = [*_train(tmp_path, rules), "--set", f"stages={stages}"]
     seen = rehearse(arguments, tmp_path, gpus=2, bytes_of_each=room)
     assert seen.code == 0, seen.text
     assert "they wait in the host's memory" in seen.text
@@ -72,7 +72,7 @@ def test_model_larger_than_a_gpu_trains(tmp_path: Path, stages: int, rules: str)
 
 def test_gradients_that_have_left_stand_beside_those_on_the_device(tmp_path: Path) -> None:
     """Of blocks in parts, one waits elsewhere: what is told of a step is of both."""
-    arguments = [*_train(tmp_path, ALL), "--stages", "1"]
+    arguments = [*_train(tmp_path, ALL), "--set", "stages=1"]
     seen = rehearse(arguments, tmp_path, gpus=2, bytes_of_each=4 * WEIGHT_BYTES)
     assert seen.code == 0, seen.text
     assert "equal to the plain loop" in seen.text
@@ -81,7 +81,7 @@ def test_gradients_that_have_left_stand_beside_those_on_the_device(tmp_path: Pat
 
 def _train(folder: Path, rules: str) -> list[str]:
     (folder / "rules.toml").write_text(rules)
-    more = ["--with", "rules.toml"] if rules else []
+    more = ["--set", "rules=rules.toml"] if rules else []
     return ["train", f"{JOB}:job", "--steps", "2", "--out", "run", *more]
 
 

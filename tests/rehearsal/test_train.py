@@ -12,7 +12,18 @@ def test_job_trains_on_one_gpu_as_the_plain_loop_does(tmp_path: Path) -> None:
     """The file asks for CUDA when it is imported, its loss says `.cuda()`, and all that can be is
     in far memory, whose gradients are clipped.
     """
-    asked = ["--steps", "3", "--stages", "1", "--units", "2", "--offload", "all", "--out", "run"]
+    asked = [
+        "--steps",
+        "3",
+        "--set",
+        "stages=1",
+        "--set",
+        "units=2",
+        "--set",
+        "offload=all",
+        "--out",
+        "run",
+    ]
     seen = rehearse(["train", f"{JOBS}:job", *asked], tmp_path)
     assert seen.code == 0, seen.text
     assert "equal to the plain loop" in seen.text
@@ -32,7 +43,18 @@ def test_job_trains_on_one_gpu_as_the_plain_loop_does(tmp_path: Path) -> None:
 
 def test_command_starts_a_rank_on_each_gpu(tmp_path: Path) -> None:
     """The loss says `.cuda()`, and means the device of its rank; sums go on beside backwards."""
-    asked = ["--stages", "1", "--units", "2", "--no-trial", "--steps", "3", "--out", "run"]
+    asked = [
+        "--set",
+        "stages=1",
+        "--set",
+        "units=2",
+        "--set",
+        "trial=false",
+        "--steps",
+        "3",
+        "--out",
+        "run",
+    ]
     seen = rehearse(["train", f"{JOBS}:job", *asked], tmp_path, gpus=2)
     assert seen.code == 0, seen.text
     assert "equal to the plain loop" in seen.text
@@ -48,7 +70,18 @@ def test_command_starts_a_rank_on_each_gpu(tmp_path: Path) -> None:
 
 def test_sums_in_few_numbers_are_proved_and_accounted_for(tmp_path: Path) -> None:
     """What is held back lies on each device, and comes from a checkpoint of the host."""
-    asked = ["--stages", "1", "--sums", "int8", "--no-trial", "--steps", "2", "--out", "run"]
+    asked = [
+        "--set",
+        "stages=1",
+        "--set",
+        "sums=int8",
+        "--set",
+        "trial=false",
+        "--steps",
+        "2",
+        "--out",
+        "run",
+    ]
     seen = rehearse(["train", f"{JOBS}:job", *asked], tmp_path, gpus=2)
     assert seen.code == 0, seen.text
     assert "equal to the plain loop" in seen.text
@@ -61,7 +94,7 @@ def test_sums_in_few_numbers_are_proved_and_accounted_for(tmp_path: Path) -> Non
 
 def test_stages_send_over_nccl_as_the_plain_loop_computes(tmp_path: Path) -> None:
     """In float16, whose gradients may overflow: that is asked with all else."""
-    asked = ["--stages", "2", "--schedule", "zb_h1", "--steps", "2", "--out", "run"]
+    asked = ["--set", "stages=2", "--schedule", "zb_h1", "--steps", "2", "--out", "run"]
     seen = rehearse(["train", f"{JOBS}:in_halves", *asked], tmp_path, gpus=2)
     assert seen.code == 0, seen.text
     assert "equal to the plain loop" in seen.text
@@ -92,7 +125,18 @@ def test_kind_that_torch_does_not_know_trains_as_cuda_does(tmp_path: Path) -> No
     """A row in device.py is all that it needs.  It pins as torch does, in powers of two; its
     modules cannot be set aside, as its tensors cannot become the host's.
     """
-    asked = ["--stages", "2", "--units", "block", "--offload", "all", "--no-trial", "--steps", "2"]
+    asked = [
+        "--set",
+        "stages=2",
+        "--set",
+        "units=block",
+        "--set",
+        "offload=all",
+        "--set",
+        "trial=false",
+        "--steps",
+        "2",
+    ]
     arguments = ["train", f"{JOBS}:job", *asked, "--out", "run"]
     seen = rehearse(arguments, tmp_path, gpus=2, kind="pretend")
     assert seen.code == 0, seen.text

@@ -70,7 +70,7 @@ def test_search_says_what_waiting_for_the_norm_costs():
     plan, (said,) = asked("zb_h2", post_validation=False)
     assert not plan.agreement.post_validation
     assert said.value == "no"
-    assert said.why.endswith("per step of a long run: --post-validation")
+    assert said.why.endswith("per step of a long run: post_validation")
     free_s, waits_s = (format_seconds(both(plan.changed(clip=clip))[1]) for clip in (False, True))
     assert f"{free_s} in place of {waits_s}" in said.why
     plan, (said,) = asked("zb_h2", post_validation=True)

@@ -337,7 +337,7 @@ def test_ranks_of_stages_that_are_not_there_are_asked_for() -> None:
     fixed = Fixed(schedule="round_robin(ranks=1-2)")
     with pytest.raises(PlanError, match="no plan fits schedule") as caught:
         search(SIX, SIX_PROFILE, cluster_of(2), micro_batches=4, fixed=fixed)
-    assert caught.value.hint == "round_robin(ranks=1-2) puts 2 stages on 3 ranks: give --ranks 3"
+    assert caught.value.hint == "round_robin(ranks=1-2) puts 2 stages on 3 ranks: give ranks=3"
 
 
 @pytest.mark.parametrize(("ranks", "ways"), [(3, 4), (6, 32), (7, 22)])

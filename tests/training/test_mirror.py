@@ -191,7 +191,7 @@ def test_a_url_that_is_none_is_refused_before_anything_is_trained(url: str, tmp_
     if url == "s3":
         assert place_of(str(tmp_path)).root == str(tmp_path)
         return
-    with pytest.raises(PlanError, match="--out is"):
+    with pytest.raises(PlanError, match="out is"):
         place_of(url)
 
 

@@ -126,14 +126,14 @@ def session(**options):
 
 @pytest.mark.parametrize(
     ("asked", "hint"),
-    [({"strict": True}, "what asks for a plan"), ({"policy": "p.toml"}, "--policy"), ({}, "")],
+    [({"strict": True}, "what asks for a plan"), ({"policy": "p.toml"}, "policy"), ({}, "")],
 )
 def test_a_plan_that_is_required_ends_the_run_at_a_misfit_and_says_how_it_goes_on(asked, hint):
     problem = RankMisfitError("rank 0 failed: this batch holds something else")
     with pytest.raises(RankMisfitError, match="something else") as caught:
         go_on_unplanned(session(check=bool(asked), **asked), SimpleNamespace(), problem, (0, None))
     assert hint in caught.value.hint
-    assert not asked or "--resume goes on without a plan" in caught.value.hint
+    assert not asked or "resume=True goes on without a plan" in caught.value.hint
 
 
 @pytest.mark.parametrize(("batches", "is_kept"), [((4, 4), True), ((4, 8), False)])

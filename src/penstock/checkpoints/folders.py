@@ -42,8 +42,8 @@ class Keep:
 
     def __post_init__(self) -> None:
         if self.newest < 1 or self.every < 0:
-            message = f"--keep has {self.newest} newest checkpoints, and every {self.every} steps"
-            raise PlanError(message, hint="keep the newest one at least: --keep 1")
+            message = f"keep has {self.newest} newest checkpoints, and every {self.every} steps"
+            raise PlanError(message, hint='keep the newest one at least: keep="1"')
 
     def goes(self, steps: Sequence[int]) -> list[int]:
         """Return which of the checkpoints after `steps`, the oldest first, are removed."""

@@ -223,7 +223,7 @@ def in_units(
     whole = next((each for each in plan.decisions if each.what == "optimizer"), None)
     if whole is not None and cut.num_stages > 1:
         message = f"the optimizer cannot be divided into units: {whole.why}"
-        raise PlanError(message, hint="leave --units and rules out, or fix the optimizer")
+        raise PlanError(message, hint="leave units and rules out, or fix the optimizer")
     if replace(cut, decisions=(), predicted=None) == replace(plan, decisions=(), predicted=None):
         return choice._replace(plan=replace(cut, predicted=plan.predicted)) if rules else choice
     if isinstance(cut.schedule, Recipe) and cut.schedule.seconds is not None:

@@ -56,13 +56,13 @@ class Degree(NamedTuple):
 def check_alone(tensor: int | None, asks: Mapping[str, object]) -> None:
     """Raise where ops are to be divided together with what no such plan has.
 
-    asks:     what was requested, by flag.
+    asks:     what was requested, by name.
     Raises:   PlanError.
     """
-    flags = [flag for flag, value in asks.items() if value]
-    if (tensor or 1) > 1 and flags:
-        message = f"--tensor {tensor} divides the ops of stages, and no such plan has {flags[0]}"
-        raise PlanError(message, hint=f"leave out --tensor, or {' '.join(flags)}")
+    names = [name for name, value in asks.items() if value]
+    if (tensor or 1) > 1 and names:
+        message = f"{tensor} ranks are to divide the ops of stages, and no such plan has {names[0]}"
+        raise PlanError(message, hint=f"leave out tensor, or {', '.join(names)}")
 
 
 def degree_asked(tensor: int | None, asks: Mapping[str, object]) -> int | None:
@@ -246,7 +246,7 @@ def as_asked(
         return job, captured
     if not updates_by_number(job, captured.model):
         message = "the job's optimizer is not known to update each number by itself"
-        raise PlanError(message, hint="leave out --tensor, or use an optimizer such as AdamW")
+        raise PlanError(message, hint="leave out tensor, or use an optimizer such as AdamW")
     return job, divided_step(captured, tensor, listener)
 
 

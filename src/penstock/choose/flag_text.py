@@ -46,8 +46,8 @@ def units_asked(text: str | None) -> Units | None:
         case number if number.isdecimal() and 1 <= int(number) < _MOST_UNITS:
             return int(number)
         case _:
-            message = f'--units is "{text}", neither block nor a number'
-            raise PlanError(message, hint="write --units block, or --units 4")
+            message = f'units is "{text}", neither block nor a number'
+            raise PlanError(message, hint='write units="block", or units=4')
 
 
 def check_fits(asked: str | AnySchedule | None, job: Job, *, post_validation: bool = False) -> None:
@@ -66,28 +66,26 @@ def check_fits(asked: str | AnySchedule | None, job: Job, *, post_validation: bo
 
 
 def _check_validation(asked: str | AnySchedule | None, job: Job) -> None:
-    hint = "leave out --post-validation"
+    hint = "leave out post_validation"
     if job.scales_loss:
-        message = "--post-validation, and Job.precision is float16, where a step may be left out"
+        message = "post_validation, and Job.precision is float16, where a step may be left out"
         raise PlanError(message, hint=f"set it to bfloat16, or {hint}")
     if job.clip_norm is None:
-        raise PlanError("--post-validation, and Job.clip_norm is None", hint=f"set it, or {hint}")
+        raise PlanError("post_validation, and Job.clip_norm is None", hint=f"set it, or {hint}")
     if asked is not None and has_window(schedule := any_schedule(asked)):
-        message = f"--post-validation, and {name_of(schedule)} does not update at a step's end"
+        message = f"post_validation, and {name_of(schedule)} does not update at a step's end"
         raise PlanError(message, hint=f"take another schedule, or {hint}")
 
 
 def check_left_out(asks: Mapping[str, object]) -> None:
-    """Raise if a flag sets, beside a plan, what the plan already says.
+    """Raise if an option sets, beside a plan, what the plan already says.
 
-    Raises:   PlanError: its flags.
+    Raises:   PlanError: it names them.
     """
-    flags = [flag for flag, value in asks.items() if value]
-    if flags:
-        hint = f"leave out --plan, or {' '.join(flags)}"
-        raise PlanError(
-            f"a plan is given, and it already decides what {flags[0]} asks for", hint=hint
-        )
+    names = [name for name, value in asks.items() if value]
+    if names:
+        message = f"a plan is given, and it already decides what {names[0]} asks for"
+        raise PlanError(message, hint=f"leave out plan, or {', '.join(names)}")
 
 
 def memory_asked(text: str | int | tuple[int, ...] | None) -> int | tuple[int, ...] | None:
@@ -102,7 +100,7 @@ def memory_asked(text: str | int | tuple[int, ...] | None) -> int | tuple[int, .
     sizes = tuple(map(_size, text.split(","))) if isinstance(text, str) else sizes
     if min(sizes) < 1:
         hint = 'give a size such as "60MiB" or "1.5GB", or one for each rank: "60MiB,30MiB"'
-        raise PlanError(f"--memory is {text!r}", hint=hint)
+        raise PlanError(f"memory is {text!r}", hint=hint)
     return sizes[0] if len(sizes) == 1 else sizes
 
 
@@ -141,4 +139,4 @@ def offload_asked(text: str | None) -> Offloaded | None:
         if text == word:
             return word
     words = ", ".join(get_args(Offloaded))
-    raise PlanError(f'--offload is "{text}"', hint=f"it can be {words}")
+    raise PlanError(f'offload is "{text}"', hint=f"it can be {words}")

@@ -179,7 +179,5 @@ def _told(found: Planning, care: CheckOptions) -> Planning:
     size = format_bytes(bytes_of(found.captured.model.parameters()))
     why = f"{size} of weights are not made here for machines elsewhere: {_WHAT}"
     by = "only choice" if care.check else "user"
-    left_out = Decision(
-        "examination", "left out", by, why if care.check else f"--no-check: {_WHAT}"
-    )
+    left_out = Decision("examination", "left out", by, why if care.check else f"as asked: {_WHAT}")
     return found._replace(decisions=(*found.decisions, left_out))

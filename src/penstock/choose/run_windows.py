@@ -60,7 +60,7 @@ def parse_every(text: str) -> CheckpointInterval:
         return CheckpointInterval(0, number * _UNITS_S[unit])
     if not unit and number >= 1 and number.is_integer():
         return CheckpointInterval(int(number))
-    message = f'--checkpoint-every is "{text}", neither a number of steps nor a time'
+    message = f'checkpoint_every is "{text}", neither a number of steps nor a time'
     raise PlanError(message, hint="write 500 (steps), 30s, 10m or 2h")
 
 
@@ -91,7 +91,7 @@ def parse_keep(text: str) -> Keep:
             best = word.strip() == "best"
         else:
             hint = "write 3 (the newest), 3,every=1000 (steps, for good), or 3,no-best"
-            raise PlanError(f'--keep is "{text}"', hint=hint)
+            raise PlanError(f'keep is "{text}"', hint=hint)
     return Keep(newest, every, best)
 
 

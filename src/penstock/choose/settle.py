@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from penstock.prove.proof import Proof
     from penstock.prove.prove import Planned
 
-NO_CHECK = "left out (--no-check)"
-_NOT_ASKED = "`penstock train` without --plan, --schedule and --strict"
+NO_CHECK = "left out, as asked"
+_NOT_ASKED = "`penstock train` without plan, schedule and strict"
 
 
 class UnlikeError(RunError):
@@ -75,13 +75,13 @@ def examined(job: Job, text: str, care: CheckOptions, listener: Listener) -> "Ex
             keep(key, "examined", found.to_json())
     if found.one_process:
         if care.strict:
-            hint = "fix that, or leave --strict out: then the plain loop trains it, in one process"
+            hint = "fix that, or leave strict out: then the plain loop trains it, in one process"
             raise JobError(f"a plan would train something else: {found.one_process}", hint=hint)
         listener.say(f"a plan would train something else: {found.one_process}")
         listener.say("training it by the plain loop instead, in one process")
     elif found.no_plan:
         if care.strict:
-            hint = f"{found.mend}, or leave --strict out"
+            hint = f"{found.mend}, or leave strict out"
             raise NoPlanError(f"no plan can be made: {found.no_plan}", found, hint=hint)
         listener.say(f"no plan can be made: {found.no_plan}")
         listener.say("training it eagerly with plain data parallelism instead")
@@ -223,7 +223,7 @@ def proved_eager(  # noqa: PLR0913 - what there is to run, and how much is wante
         words = str(proof)
     message = f"{ranks} replicas would train something else: {words}"
     if care.strict:
-        raise RunError(message, hint="leave out --strict, and one process trains it")
+        raise RunError(message, hint="leave out strict, and one process trains it")
     listener.say(message)
     return 1, f"one process, the plain loop itself: {message}"
 

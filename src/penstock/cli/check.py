@@ -8,6 +8,7 @@ from rich.table import Table
 
 from penstock.choose import flag_text, prepare
 from penstock.cli import face
+from penstock.cli.flags import CHECK
 from penstock.cli.options import asked, taking
 from penstock.errors import GraphError, PlanError
 from penstock.files import Json
@@ -23,21 +24,16 @@ from penstock.schedule.grid import evenly
 from penstock.schedule.recipe import AnySchedule, built, name_of
 from penstock.schedule.schedule import Schedule
 from penstock.training import view
-from penstock.training.options import Options, flag_of
+from penstock.training.options import Options
 
 if TYPE_CHECKING:
     from penstock.prove.proof import Proof
 
+_TAKEN = *CHECK, "units", "offload", "post_validation", "rules", "sums"
 _IN_PLANS = "stages", "tensor", "offload", "post_validation"
 
 
-@taking(
-    (
-        *("plan", "stages", "schedule", "tensor", "units", "offload", "post_validation"),
-        *("rules", "sums"),
-    ),
-    shown=("plan", "stages", "schedule", "tensor"),
-)
+@taking(_TAKEN, CHECK)
 def check(
     job: Annotated[str, typer.Argument(metavar="JOB", help="A file.py[:name] or module[:name].")],
     *,
@@ -53,14 +49,14 @@ def check(
     Example: penstock check examples/gpt.py --stages 4 --schedule zb_h1
     """
     with face.only_results():
-        options = asked(flags)
+        options = asked(flags, _TAKEN)
         cuts = _cuts(options, replicas, recompute=recompute)
         author, loaded = prepare.loaded(job, cuts.rules, view.TERMINAL, options.get("sums"))
         flag_text.check_fits(cuts.schedule, loaded, post_validation=cuts.post_validation)
         plan, units = options.get("plan"), options.get("units")
         if plan is not None:
-            given_too = {flag_of(name): options.get(name) for name in _IN_PLANS}
-            given_too |= {"--replicas": replicas, "--recompute": recompute}
+            given_too = {name: options.get(name) for name in _IN_PLANS}
+            given_too |= {"replicas": replicas, "recompute": recompute}
             flag_text.check_left_out(given_too)
         given = None if plan is None else Plan.load(str(plan))
         in_units = flag_text.units_asked(None if units is None else str(units))

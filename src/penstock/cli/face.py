@@ -19,6 +19,7 @@ from typing import Annotated, cast
 import typer
 
 from penstock import terminal
+from penstock.cli.flags import in_flags
 from penstock.errors import GraphError, JobError, PenstockError, PlanError, ProgramError, RunError
 from penstock.files import Json, finite
 from penstock.runtime.stop import Stopped
@@ -128,6 +129,7 @@ def fail(problem: BaseException, arguments: Sequence[str] = ()) -> int:
             _show_error(code, words, (), "")
         return code
     code, message, hint = _explain(problem, arguments)
+    hint = in_flags(hint, next(iter(arguments), ""))
     first, *evidence = message.strip().splitlines() or [type(problem).__name__]
     shown = textwrap.indent(textwrap.dedent("\n".join(_without_frames(evidence))), "  ")
     hint = " ".join(hint.split())

@@ -43,13 +43,13 @@ def launch(  # the flags of the command  # noqa: PLR0913
     if found is None:
         raise PlanError(f'--print is "{kind}"', hint=f"it can be {_KINDS.replace('|', ', ')}")
     machines = Cluster.load(cluster)
-    own = ["--cluster", str(cluster)]
+    own = ["--set", f"cluster={cluster}"]
     if plan is not None:
         own += ["--plan", str(plan)]
         _check_plan(Plan.load(plan), machines, plan)
     pools: tuple[str, ...] = ()
     if policy is not None:
-        own += ["--elastic", "--policy", str(policy)]
+        own += ["--elastic", "--set", f"policy={policy}"]
         pools = _pools(machines, policy)
     command = ("train", job, *own, *(flags or ()))
     _check(command[1:])

@@ -9,7 +9,9 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
-from penstock.errors import JobError
+from penstock.cli.flags import moved
+from penstock.cli.options import taken_by
+from penstock.errors import JobError, PlanError
 from penstock.job import check_file
 from penstock.script import as_started, has_helped, with_arguments
 
@@ -24,6 +26,8 @@ class JobCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Take what stands before `--` as the command's, and the rest as the script's."""
         own, arguments = divided(args)
+        known = {flag for each in self.params for flag in (*each.opts, *each.secondary_opts)}
+        check_moved([word for word in own if word.partition("=")[0] not in known], own, self)
         rest: list[str] = super().parse_args(ctx, own)
         name = next(name for name in _NAMES if name in ctx.params)
         if arguments and ctx.params[name] is None:
@@ -47,6 +51,19 @@ class JobCommand(TyperCommand):
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return what the line of usage says, the script's arguments last."""
         return [*super().collect_usage_pieces(ctx), "[-- ARGUMENTS]"]
+
+
+def check_moved(unknown: Sequence[str], words: Sequence[str], command: TyperCommand) -> None:
+    """Raise if one of the unknown words of a command line is a flag that became an option.
+
+    Raises:   PlanError: it names the flag's new place.
+    """
+    takes = taken_by(command.callback)
+    for word in unknown:
+        found = moved(word, words) if word.startswith("--") else None
+        if found is not None and found[0] in takes:
+            hint = "`--options-help` lists all that --set can say"
+            raise PlanError(f"{word.partition('=')[0]} is now {found[1]}", hint=hint)
 
 
 def divided(words: Sequence[str]) -> tuple[list[str], list[str]]:

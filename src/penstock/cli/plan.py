@@ -20,6 +20,7 @@ from penstock.choose.choose import (
 from penstock.choose.degrees import degree_asked
 from penstock.choose.settle import CheckOptions
 from penstock.cli import face
+from penstock.cli.flags import PLAN
 from penstock.cli.options import asked, taking
 from penstock.errors import PlanError
 from penstock.files import Json
@@ -37,12 +38,11 @@ from penstock.units import format_bytes, format_seconds
 
 _MOST_SHOWN = 10  # plans of the front, unless they differ by more than
 _MOST_SLACK = 10.0
-_SHOWN = "cluster", "ranks", "stages", "schedule", "memory"
 _UNDIVIDED = "units", "offload", "post_validation", "rules", "sums"
-_TAKEN = *_SHOWN, "tensor", *_UNDIVIDED, "check"
+_TAKEN = *PLAN, "memory", "tensor", *_UNDIVIDED, "check"
 
 
-@taking(_TAKEN, _SHOWN)
+@taking(_TAKEN, PLAN)
 def plan(
     job: Annotated[str, typer.Argument(metavar="JOB", help="A file.py[:name] or module[:name].")],
     *,
@@ -62,7 +62,7 @@ def plan(
 
     Example: penstock plan examples/gpt.py --ranks 2 --out plan.json
     """
-    options = asked(flags)
+    options = asked(flags, _TAKEN)
     aim = SearchAim(_objective(objective), limit, with_front=True)
     if out is not None:
         face.check_place(out)
@@ -108,7 +108,7 @@ def _fixed(options: Options, replicas: int | None) -> Fixed:
     Raises:   PlanError, ScheduleError: it cannot be.
     """
     schedule, rules = options.get("schedule"), options.get("rules")
-    asks = {f"--{name.replace('_', '-')}": options.get(name) for name in _UNDIVIDED}
+    asks = {name: options.get(name) for name in _UNDIVIDED}
     return Fixed(
         options.get("ranks"),
         replicas,

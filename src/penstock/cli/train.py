@@ -9,16 +9,16 @@ from typing import Annotated, Any, cast
 import typer
 
 from penstock.cli import face
-from penstock.cli.options import File, Sets, asked, taking
+from penstock.cli.flags import TRAIN
+from penstock.cli.options import File, asked, taking
 from penstock.errors import JobError, RunError
 from penstock.training.options import OPTIONS, Options
 
 
-@taking(list(OPTIONS))
+@taking(tuple(OPTIONS), TRAIN)
 def train(
     job: Annotated[str, typer.Argument(metavar="JOB", help="A file.py[:name] or module[:name].")],
     *,
-    sets: Sets = None,
     file: File = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     **flags: object,
@@ -27,7 +27,7 @@ def train(
 
     Example: penstock train examples/gpt.py --out runs/gpt
     """
-    options = asked(flags, sets or (), file)
+    options = asked(flags, file=file)
     with face.busy("loading PyTorch"):
         from penstock.examine.alive import set_apart
         from penstock.training import view
@@ -50,7 +50,7 @@ def train(
             "no loss is known" if until["reached_loss"] is None else f"{until['reached_loss']:.4g}"
         )
         message = f"the {until['by']} loss is {last} in the end, not {until['loss']:g}"
-        raise RunError(message, hint="--steps N --resume goes on; or give another --until-loss")
+        raise RunError(message, hint="num_steps=N resume=True goes on; or ask for another loss")
 
 
 def _to_start(options: Options) -> int:

@@ -125,7 +125,7 @@ def bounded(
     decisions = [] if about_buffers is None else [about_buffers]
     if whole:
         if fixed.stages not in (None, 1):
-            hint = "leave --stages out, or fix the optimizer"
+            hint = "leave stages out, or fix the optimizer"
             message = f"the optimizer cannot be divided into {fixed.stages} stages: {whole}"
             raise JobError(message, hint=hint)
         fixed = replace(fixed, stages=1)

@@ -153,7 +153,7 @@ def check_goes_on(folder: Path, own: RunFacts | None) -> str:
     run = None if own is None else _facts_in(folder)
     if run is None or own is None:
         return ""
-    hint = "let the job have what the run began with, or give --forget-state to go on with this"
+    hint = "let the job have what the run began with, or go on with this: forget_state=True"
     for what in ("data", "kept") if own.traced and run.traced else ("data",):
         _compare(folder, what, own, run, hint=hint)
     try:

@@ -19,7 +19,7 @@ class PastModuleError(GraphError):
     """A tensor that changes in training, and is reached past the module, which may have it."""
 
 
-_HINT = "register one and compute the other from it in forward, or train with --eager"
+_HINT = "register one and compute the other from it in forward, or train without a plan: eager=True"
 
 
 def refuse_shared(model: nn.Module) -> None:
@@ -55,14 +55,16 @@ def refuse_read(model: nn.Module, constants: Iterable[Tensor], written: Collecti
     for constant in constants:
         if _compat.is_fake(constant):
             message = "the model reads a tensor that it made from others and kept, untraced"
-            raise GraphError(message, hint="make it in __init__, or train with --eager")
+            raise GraphError(
+                message, hint="make it in __init__, or train without a plan: eager=True"
+            )
         for name, tensor in held.items():
             if not _overlap(constant, tensor):
                 continue
             where = _attribute(model, constant)
             through = f"the attribute {where}" if where else "a list, a dict or a global"
             message = f"the model reads {name} through {through}, which would keep its first value"
-            hint = f"read {name.split()[1]} itself, or train with --eager"
+            hint = f"read {name.split()[1]} itself, or train without a plan: eager=True"
             raise PastModuleError(message, hint=hint)
 
 

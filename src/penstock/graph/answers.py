@@ -48,7 +48,7 @@ class Answers:
             for line, new, old in zip(self.lines, found, self.given, strict=True):
                 if new != old:
                     message = f"{line}: this batch gives {new}, the step was traced for {old}"
-                    hint = "train with --eager, or let it not depend on the values of a batch"
+                    hint = "give eager=True, or let it not depend on the values of a batch"
                     raise BatchMisfitError(message, hint=hint)
 
     def __str__(self) -> str:

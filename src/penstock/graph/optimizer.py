@@ -167,7 +167,9 @@ def _made(job: Job, model: nn.Module) -> WholeOptimizer:
     for name, parameter in model.named_parameters():
         if _compat.has_gradient_hook(parameter) and all(parameter is not p for p in hooked):
             message = f"the job's optimizer puts a hook on the gradient of {name}"
-            raise JobError(message, hint="let it update in its step, or train with --eager")
+            raise JobError(
+                message, hint="let it update in its step, or train without a plan: eager=True"
+            )
     return WholeOptimizer(optimizer, model)
 
 

@@ -169,7 +169,7 @@ class _Giver:
         layout, news = turn.layout, turn.news
         if layout.end > len(slot.memory):
             message = f"the optimizer keeps more than {_ROOM - 1} times the weights"
-            hint = "begin without --elastic, or take one such as AdamW"
+            hint = "begin without elastic, or take one such as AdamW"
             raise RunError(message, hint=hint)
         given = self._given() if gradients else ()
         torch._foreach_copy_(slot.views(layout), [news, *given, *turn.tensors])  # pyright: ignore

@@ -32,7 +32,7 @@ def run_inside(start: Start, report: Report, scribe: Scribe, place: Here) -> boo
     own = start.view.members if place.members is None else place.members
     if len(own) != 1:
         message = f"{len(own)} ranks on accelerators need a process each, started afresh"
-        raise RunError(message, hint=f"penstock train --elastic --ranks {len(own)} ...")
+        raise RunError(message, hint=f"train with elastic=True, ranks={len(own)}")
     (member,) = own
     outlive_parent()
     here().enter()
@@ -44,7 +44,7 @@ def run_inside(start: Start, report: Report, scribe: Scribe, place: Here) -> boo
     if parent.problem is not None:
         raise parent.problem
     if not parent.is_over and {*own} == {*start.view.members}:
-        hint = "--resume continues from the last checkpoint"
+        hint = "resume=True continues from the last checkpoint"
         raise NobodyLeftError("no rank is left: the only one has left", hint=hint)
     return parent.is_over
 

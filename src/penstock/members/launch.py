@@ -164,7 +164,7 @@ def run_members(start: Start, report: Report, scribe: Scribe, here: Here = ALL_H
             receiver.close()
     if not is_over and {*own} == {*start.view.members}:
         words = ", ".join(f"member {member} {how}" for member, how in lost.items())
-        hint = "--resume continues from the last checkpoint"
+        hint = "resume=True continues from the last checkpoint"
         raise NobodyLeftError(f"no rank is left: {words}", hint=hint)
     return is_over
 

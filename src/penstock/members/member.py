@@ -634,7 +634,7 @@ class RunMember:
         apart = [m for m in view.members if m in mesh.lost or m not in {*here, mesh.own}]
         words = ", ".join(f"{m} {mesh.lost.get(m, 'does not answer')}" for m in apart)
         message = f"too few ranks are left to go on without the others: {words}"
-        hint = "the others may go on; if they do not, --resume continues from a checkpoint"
+        hint = "the others may go on; if they do not, resume=True continues from a checkpoint"
         return RunError(message, hint=hint)
 
     def _check_reason(self, view: View, problem: TransportError) -> None:

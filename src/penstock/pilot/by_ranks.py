@@ -60,7 +60,7 @@ def job_at(job: Job, plan: Plan, cursors: Sequence[Cursor], step: int) -> Job:
         message = (
             f"step {step} begins with micro-batch {number}, and {plan.terms.joined} are joined"
         )
-        raise PlanError(message, hint="resume with the plan of the run: leave out --plan")
+        raise PlanError(message, hint="resume with the plan of the run: leave out plan")
     own = replace(job, micro_batches=size)
     return ahead(own, number // plan.terms.joined - step * size)
 
@@ -70,7 +70,7 @@ def check_by_ranks(plan: Plan) -> None:
 
     Raises:   PlanError: a replica has several ranks or shares what it holds; shares are unlike.
     """
-    hint = "leave --stages and --plan out, or let the batch stay: Job.batch_by_ranks=False"
+    hint = "leave stages and plan out, or let the batch stay: Job.batch_by_ranks=False"
     what = ""
     if plan.num_ranks > 1:
         what = f"a replica of {plan.num_ranks} ranks"
@@ -114,5 +114,5 @@ def cursors_in(folder: Path) -> tuple[Cursor, ...]:
     if not path.exists():
         return ()
     content = read_json(path, PlanError, "batches")
-    with damage(f"{path}", PlanError, hint="train without --resume"):
+    with damage(f"{path}", PlanError, hint="train without resume"):
         return typed(tuple[Cursor, ...], content.get("batches"))

@@ -262,7 +262,7 @@ class Follower:
             try:
                 table = np.load(self.folder / TABLE)
             except (OSError, ValueError) as problem:
-                hint = "resume the run with --policy"
+                hint = "resume the run with its policy"
                 raise FleetError(f"{self.folder / TABLE}: {problem}", hint=hint) from problem
             self._ruler = ruler_from(self.policy.policy, table)
         return self._ruler

@@ -180,7 +180,7 @@ def until_in(folder: Path) -> UntilFile | None:
         return None
     content = dict(read_json(path, PlanError, "phases"))
     content.pop("penstock", None)
-    with damage(f"{path}", PlanError, hint="delete it, and train without --resume"):
+    with damage(f"{path}", PlanError, hint="delete it, and train without resume"):
         return typed(UntilFile, content)
 
 

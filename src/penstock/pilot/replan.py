@@ -298,7 +298,7 @@ class Replanner:
             for what in own:
                 if theirs[what] != own[what]:
                     message = f"rank {transport.rank} has {what} {own[what]} of the plan made again"
-                    hint = "--resume continues; have all ranks the same files and packages?"
+                    hint = "resume=True continues; have all ranks the same files and packages?"
                     raise PlanError(f"{message}; rank {rank} has {theirs[what]}", hint=hint)
 
     # -- what the leading rank does ---------------------------------------------------------------

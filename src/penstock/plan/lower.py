@@ -37,7 +37,7 @@ def stages_of(plan: Plan, graph: Graph, known: KnownStages | None = None) -> Sta
     missing = sorted({*collect_points(graph)}.difference(plan.cuts))
     if missing:
         name = graph.cut_points[missing[0]].name
-        hint = "make the plan with --tensor, which cuts it there"
+        hint = "make the plan with ops divided among ranks, which cuts it there"
         raise PlanError(f"the plan does not cut {name!r}, where ranks collect", hint=hint)
     return cut(graph, plan.cuts, plan.recompute, backward=trains(plan.schedule), known=known)
 

@@ -12,7 +12,7 @@ from penstock.graph.graph import Graph, Node, with_cut_points
 from penstock.plan.plan import Plan
 from penstock.plan.stage import StagePlan
 
-_HINT = "pad to one shape, or plan it with --stages 1"
+_HINT = "pad to one shape, or plan it as one stage: stages=1"
 
 
 def for_key(plan: Plan, first: Graph, graph: Graph) -> tuple[Plan, Graph]:

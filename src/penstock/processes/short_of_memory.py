@@ -38,7 +38,7 @@ def words(device: Device, rank: int, predicted: int) -> tuple[str, str]:
     fits = int(_LESS * predicted * min(1.0, device.usable_bytes / max(1, device.held_bytes)))
     message += f"; the plan expects {format_bytes(predicted)} at most"
     size = format_bytes(fits).replace(" ", "")  # one word of a command line
-    return message, f"plan for less, as with --memory {size}, or smaller micro-batches"
+    return message, f"plan for less, as with memory={size}, or smaller micro-batches"
 
 
 def words_without_plan(problem: BaseException) -> tuple[str, str] | None:

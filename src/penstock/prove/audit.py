@@ -103,7 +103,7 @@ def _rows_in(folder: Path) -> list[Audit]:
 def why_not(case: Case, terms: AuditTerms, folder: Path, basis: AuditBasis) -> str:
     """Return why a run cannot be audited; empty: it can."""
     if not terms.share:
-        return "--audit 0"
+        return "audit is 0"
     if not case.backward:
         return "the schedule trains nothing"
     if basis.is_short(terms.share):

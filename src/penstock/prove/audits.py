@@ -36,7 +36,7 @@ def parse_audit(text: str) -> AuditTerms:
         hint = (
             "write 1%, or 0 to leave audits out; 1%,stop ends a run that differs, 1%,warn does not"
         )
-        raise PlanError(f'--audit is "{text}"', hint=hint)
+        raise PlanError(f'audit is "{text}"', hint=hint)
     return AuditTerms(share, word)
 
 

@@ -504,4 +504,4 @@ class EagerRank:
 
 
 _BOTH_DRAW = "the data and what else the job runs draw from the same generator of random numbers"
-_OWN_GENERATOR = "let the data draw from a random.Random of its own, or give --forget-state"
+_OWN_GENERATOR = "let the data draw from a random.Random of its own, or give forget_state=True"

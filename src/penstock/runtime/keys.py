@@ -47,7 +47,7 @@ def check_alike(first: tuple[Capture, Stages], other: tuple[Capture, Stages]) ->
         for row, its in zip(rows, its_rows, strict=True):
             if names := sorted(row ^ its):
                 message = "a step of another shape has other weights in a stage"
-                hint = "plan it with --stages 1, or pad to one shape"
+                hint = "plan it as one stage (stages=1), or pad to one shape"
                 raise UnlikeShapesError(f"{message}: {', '.join(names[:3])}", hint=hint)
 
 

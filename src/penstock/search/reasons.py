@@ -193,7 +193,7 @@ def _validation(judge: Judge, plan: Plan) -> Iterator[Decision]:
         why = f"asked for: {gain}, where few gradients are clipped; weights and state held twice"
         yield Decision("post-validation", "yes", "user", why)
     elif free < _WORTH * waits:
-        why = f"an update before the norm is known would take {gain}: --post-validation"
+        why = f"an update before the norm is known would take {gain}: post_validation"
         yield Decision("post-validation", "no", "search", why)
 
 

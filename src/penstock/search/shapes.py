@@ -327,7 +327,7 @@ def _what_would_fit(micro_batches: int, fixed: Fixed) -> str:
         ranks = built(asked, stages, micro_batches).num_ranks
     except ScheduleError as problem:
         return problem.hint or problem.message
-    return f"{name_of(asked)} puts {stages} stages on {ranks} ranks: give --ranks {ranks}"
+    return f"{name_of(asked)} puts {stages} stages on {ranks} ranks: give ranks={ranks}"
 
 
 def _stages_named(given: str | AnySchedule) -> int | None:
@@ -348,4 +348,4 @@ def _what_would_fit_it(written: Schedule, micro_batches: int, fixed: Fixed) -> s
     if wrong:
         return f"it is of {written.num_stages} stages; the step is {copies} of it"
     ranks, verb = replicas * written.num_ranks, "is" if replicas == 1 else "are"
-    return f"{copies} of it {verb} {ranks} ranks: give --ranks {ranks}"
+    return f"{copies} of it {verb} {ranks} ranks: give ranks={ranks}"

@@ -70,7 +70,7 @@ def take_state(
     kind, own = plain.get("optimizer-kind"), kind_of(optimizer)
     if kind is not None and kind != own:
         message = f"the checkpoint's optimizer is {kind}, the job's is {own}"
-        raise CheckpointError(message, hint=f"continue with {kind}, or start without --resume")
+        raise CheckpointError(message, hint=f"continue with {kind}, or start without resume")
     for (place, name), keys in _keys_of({**tensors, **plain}).items():
         if name in parameters:
             one, store = _store_at(optimizer, place)

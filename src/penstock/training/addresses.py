@@ -111,7 +111,7 @@ def addresses_in(folder: Path) -> Addresses:
     path = folder / ADDRESSES
     if not path.exists():
         message = f"{folder} holds no run that ranks can join: no {ADDRESSES}"
-        raise RunError(message, hint="start it with: penstock train JOB --elastic")
+        raise RunError(message, hint="start it with `penstock train JOB --elastic`")
     content = read_json(path, RunError, "file of addresses")
     with damage(f"{path}", RunError, hint="start the run again"):
         return typed(Addresses, content)

@@ -49,9 +49,7 @@ class DiffersError(RunError):
 
     def __init__(self, audit: Audit, folder: Path) -> None:
         message = f"step {audit.step + 1} is not what the plain loop makes of it: {audit.problem}"
-        hint = (
-            f"what was kept of it is in {folder / KEPT}; --resume goes on from where it is proved"
-        )
+        hint = f"{folder / KEPT} holds what was kept; resume=True goes on from where it is proved"
         super().__init__(message, hint=hint)
         self.audit = audit
         self.back: tuple[int, Path | None] = 0, None  # the step and checkpoint to go on from
@@ -93,7 +91,7 @@ def audited(
     anew:     where it runs on accelerators: how the process is begun that audits, or why none is.
     """
     basis = basis._replace(before_s=used_s() - session.begun_s, spent_s=session.audited.cpu_s)
-    why = "--no-check" if not session.care.check else ""
+    why = "check is off" if not session.care.check else ""
     if _changes_much(session):
         why = "what its steps are follows the ranks that are there"
     why = why or why_not(case, session.audit, session.folder, basis)

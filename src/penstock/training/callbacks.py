@@ -59,14 +59,14 @@ def check_declared(options: Options, job: Job) -> None:
     Raises:   PlanError.
     """
     if job.weight is not None and options.get("until_loss") is not None:
-        message = "Job.weight is of steps of one size, and --until-loss looks for the size"
-        raise PlanError(message, hint="leave out --until-loss, or Job.weight")
+        message = "Job.weight is of steps of one size, and until_loss looks for the size"
+        raise PlanError(message, hint="leave out until_loss, or Job.weight")
     if job.patience is None:
         return
-    for name, flag in (("elastic", "--elastic"), ("until_loss", "--until-loss")):
+    for name in ("elastic", "until_loss"):
         if options.get(name) not in (None, False):
-            message = f"Job.patience is {job.patience}, which a run with {flag} does not follow"
-            raise PlanError(message, hint=f"leave out {flag}, or set Job.patience to None")
+            message = f"Job.patience is {job.patience}, which a run with {name} does not follow"
+            raise PlanError(message, hint=f"leave out {name}, or set Job.patience to None")
     if "no-best" in options.get("keep", ""):
-        message = f"Job.patience is {job.patience}, and --keep no-best forgets which was the best"
+        message = f"Job.patience is {job.patience}, and no-best forgets which was the best"
         raise PlanError(message, hint="leave out no-best")

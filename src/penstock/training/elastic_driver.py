@@ -317,6 +317,6 @@ def wait_for_end(folder: Path, listener: Listener, board: "Board") -> None:
         if anybody_at(addresses_in(folder).members.values()):
             alive_s = time.monotonic()
         elif time.monotonic() - alive_s > _PATIENCE_S:
-            hint = "--resume continues from the last checkpoint"
+            hint = "resume=True continues from the last checkpoint"
             raise RunError(f"no rank of the run in {folder} is left", hint=hint)
         time.sleep(_LOOK_S)

@@ -122,7 +122,7 @@ def known_in(folder: Path, digest: str) -> Addresses:
     known = addresses_in(folder) if (folder / ADDRESSES).exists() else None
     if known is None or _digest(known.secret) != digest:
         message = f"{folder} as seen from here is not the folder that rank 0 has"
-        raise PlanError(message, hint="give an --out that all hosts see")
+        raise PlanError(message, hint="give a folder that all hosts see")
     return known
 
 

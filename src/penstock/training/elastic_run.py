@@ -306,7 +306,7 @@ class RunPilot:
         if not found:
             counts = ", ".join(map(str, sorted(self.run.plans)))
             message = f"{len(members)} ranks are left, and there are plans for {counts}"
-            raise PlanError(message, hint="--resume continues from the last checkpoint")
+            raise PlanError(message, hint="resume=True continues from the last checkpoint")
         return found
 
     def _at_risk(self, chosen: WayOn, where: Mapping[int, Where]) -> str:
@@ -486,4 +486,4 @@ def check_elastic(plan: Plan) -> None:
     """
     if is_asynchronous(plan):
         message = f"{name_of(plan.schedule)} has no end of a step at which all ranks could agree"
-        raise PlanError(message, hint="leave out --schedule, or name a synchronous one")
+        raise PlanError(message, hint="leave out schedule, or name a synchronous one")

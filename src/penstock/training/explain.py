@@ -115,7 +115,7 @@ def seen(path: Path) -> SeenPlan:
     """
     file = path / "plan.json" if path.is_dir() else path
     if path.is_dir() and not file.exists():
-        hint = "give a plan, or the --out of `penstock train`; a run without a plan decides nothing"
+        hint = "give a plan, or the folder of a run; a run without a plan decides nothing"
         raise PlanError(f"{path} holds no plan.json", hint=hint)
     plan = Plan.load(file)
     judge = Judge(*load_basis(file, plan))

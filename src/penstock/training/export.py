@@ -78,7 +78,7 @@ def chosen(folder: Path, which: str | int = "latest") -> Path:
     checkpoints = folder / "checkpoints"
     steps = checkpoint.steps_in(checkpoints)
     if not steps:
-        hint = "give the --out folder of a run that has saved a checkpoint"
+        hint = "give the folder of a run that has saved a checkpoint"
         raise CheckpointError(f"{folder} holds no checkpoint", hint=hint)
     if which == "latest":
         return checkpoint.folder_of(checkpoints, steps[-1])
@@ -151,7 +151,7 @@ def save_state(model: nn.Module, path: Path) -> int:
     """Write the model's `state_dict` as one file of safetensors; return how many tensors it has.
 
     What `get_extra_state` returns, if that is no tensor, is taken apart: tensors in it are beside
-    the others, the rest is JSON in the file's metadata.  `--from` gives it back.
+    the others, the rest is JSON in the file's metadata.  `weights` gives it back.
     Raises:   JobError: it holds something else.
               CheckpointError, OSError: no room or no permission; nothing half-written is left.
     """

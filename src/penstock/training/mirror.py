@@ -1,8 +1,8 @@
 """Mirror: a run's folder kept at a URL too, by a process beside the run.  No torch.
 
 Whenever a checkpoint is complete it is copied to any place that fsspec knows, state.json last, so
-that what is there with it is whole; then the other files of the run; what `--keep` does not keep is
-removed there.  `--resume` brings back what is newer there than in the folder.  So a run goes on
+that what is there with it is whole; then the other files of the run; what `keep` does not keep is
+removed there.  `resume` brings back what is newer there than in the folder.  So a run goes on
 from another machine, whose disk has nothing of it.
 
 The process is told of nothing: it looks at the folder, whatever process of the run writes it.  It
@@ -106,7 +106,7 @@ def place_of(url: str) -> MirrorPlace:
         files, root = cast("Any", fsspec).url_to_fs(url)
     except (ImportError, ValueError, OSError) as problem:
         hint = "write s3://BUCKET/PATH, gs://BUCKET/PATH, sftp://HOST/PATH, file:///PATH or another"
-        raise PlanError(f"--out is {url}: {problem}", hint=f"{hint} of fsspec") from problem
+        raise PlanError(f"out is {url}: {problem}", hint=f"{hint} of fsspec") from problem
     return MirrorPlace(files, root, url)
 
 
@@ -295,7 +295,7 @@ def mirroring(
         if resume:
             fetched(place, folder, listener.say)
         elif place.steps():
-            hint = "--resume goes on with it; or give another URL"
+            hint = "resume=True goes on with it; or give another URL"
             raise PlanError(f"{url} holds a run already", hint=hint)
     process = _started(url, folder, keep)
     try:
@@ -337,7 +337,7 @@ def _check_copied(told: Mirrored, folder: Path) -> None:
     Raises:   CheckpointError.
     """
     if told.problem:
-        hint = f"the run is whole in {folder}: copy it, or free some space and --resume"
+        hint = f"the run is whole in {folder}: copy it, or free some space and give resume=True"
         raise CheckpointError(f"{told.url} lacks what is new: {told.problem}", hint=hint)
 
 
@@ -352,7 +352,7 @@ def _check_place(place: MirrorPlace, folder: Path) -> None:
         hint = "give a URL that is there when this process has ended"
         raise PlanError(f"{place.url} keeps nothing", hint=hint)
     if "file" in kinds and Path(place.root).resolve() == folder.resolve():
-        raise PlanError(f"{place.url} is the run's own folder", hint="give --out the path alone")
+        raise PlanError(f"{place.url} is the run's own folder", hint="give out the path alone")
 
 
 @contextmanager

@@ -70,7 +70,9 @@ def gone_back(
     """
     asked = _asked(session)
     if asked:
-        hint = f"leave out {asked}, and --resume goes on without a plan from the newest checkpoint"
+        hint = (
+            f"leave out {asked}, and resume=True goes on without a plan from the newest checkpoint"
+        )
         raise type(problem)(problem.message, hint=hint)
     if not session.care.check:
         raise problem
@@ -90,14 +92,14 @@ def gone_back(
     if session.elastic:
         (session.folder / ADDRESSES).unlink(missing_ok=True)  # nobody can join
         session.stays_together()
-        session.listener.say("without a plan a lost rank ends the run; --resume goes on then")
+        session.listener.say("without a plan a lost rank ends the run, which can be resumed then")
     return step, place
 
 
 def _asked(session: "Session") -> str:
     """Return what was asked for that only plans do, in words; empty: nothing."""
     if session.policy is not None:
-        return "--policy"
+        return "policy"
     if session.job.batch_by_ranks:
         return "Job.batch_by_ranks"
     return "what asks for a plan" if session.is_strict() else ""

@@ -1,8 +1,8 @@
 """Options: what a run may be asked for, in one table.
 
-`ps.train` takes them as keywords, `penstock train` as flags, as `--set NAME=VALUE`, or from the
-table [train] of a TOML file; `penstock train --options-help` lists them.  Nothing here takes time
-to load.
+`ps.train` takes them as keywords.  `penstock train` has a flag for those that people type; all are
+said by `--set NAME=VALUE`, or in the table [train] of a TOML file, and `penstock train
+--options-help` lists them.  Nothing here takes time to load.
 """
 
 import re
@@ -23,32 +23,33 @@ if TYPE_CHECKING:
     from penstock.rules.rule import Rule
     from penstock.schedule.recipe import AnySchedule
 
-Subject: TypeAlias = Literal["often", "plan", "trust", "begin and end", "machines that come and go"]
+Subject: TypeAlias = Literal["run", "plan", "trust", "begin and end", "machines that come and go"]
 Value: TypeAlias = bool | int | float | str
 _LIST = "`penstock train --options-help` lists the options"
-_VALUE = r" (?P<value>(?:[0-9A-Z\"']\S*?)|time|cost)(?=[,;:.)]*(?:\s|$))"  # and no other word
-_FLAG = re.compile(rf"--(?P<no>no-)?(?P<name>[a-z]+(?:-[a-z]+)*)(?:{_VALUE})?")
+SAID = re.compile(  # what an option is to be, in a hint
+    r"(?<![\w.-])(?P<name>[a-z_]+)=(?P<value>\"[^\"]*\"|[\w.%]+)"
+)
 
 
 class Spelling(NamedTuple):
     """How one is written and read.
 
     kind:     of its value, where text or a file says it.
-    flag:     its name on the command line, where that is not the option's own.
     metavar:  what its value looks like.
     least:    of a number.
     words:    that it can be; none: any.
-    is_on:    whether it holds unless it is turned off, by `--no-check`, which `help` tells of.
+    is_on:    whether it holds unless it is turned off, which `help` tells of.
+    short:    another name of it, outside Python.
     """
 
     subject: Subject
     help: str
     kind: type[Value] = str
-    flag: str = ""
     metavar: str = ""
     least: float | None = None
     words: tuple[str, ...] = ()
     is_on: bool = False
+    short: str = ""
 
 
 class Options(TypedDict, total=False):
@@ -56,38 +57,38 @@ class Options(TypedDict, total=False):
 
     num_steps: Annotated[
         "int | None",
-        Spelling("often", "Steps in all; default: the job's.", int, flag="steps", least=1),
+        Spelling("run", "Steps in all; default: the job's.", int, short="steps", least=1),
     ]
     ranks: Annotated[
-        "int | None", Spelling("often", "Total ranks; default: the best number.", int, least=1)
+        "int | None", Spelling("run", "Total ranks; default: the best number.", int, least=1)
     ]
     cluster: Annotated[
         "Cluster | Path | str | None",
-        Spelling("often", "The machines (TOML) it runs on; default: measured.", metavar="TOML"),
+        Spelling("run", "The machines (TOML) it runs on; default: measured.", metavar="TOML"),
     ]
     plan: Annotated[
         "Plan | Path | str | None",
-        Spelling("often", "Train with this plan; default: searched for.", metavar="FILE"),
+        Spelling("run", "Train with this plan; default: searched for.", metavar="FILE"),
     ]
     out: Annotated[
         "Path | str | None",
-        Spelling("often", "Folder of the run; default: runs/NAME of the job.", metavar="DIR|URL"),
+        Spelling("run", "Folder of the run; default: runs/NAME of the job.", metavar="DIR|URL"),
     ]
-    resume: Annotated[bool, Spelling("often", "Resume from the last checkpoint.", bool)]
-    memory: Annotated[
-        "str | int | tuple[int, ...] | None",
-        Spelling(
-            "often",
-            "The most a rank may hold: 60MiB, or 60MiB,30MiB one by one.",
-            metavar="SIZE",
-        ),
-    ]
-    elastic: Annotated[bool, Spelling("often", "Go on when ranks are lost, or others join.", bool)]
+    resume: Annotated[bool, Spelling("run", "Resume from the last checkpoint.", bool)]
+    elastic: Annotated[bool, Spelling("run", "Go on when ranks are lost, or others join.", bool)]
     schedule: Annotated[
         "AnySchedule | str | None",
         Spelling("plan", "A name from `penstock schedule`, or a file: text, JSON, torch's CSV."),
     ]
     stages: Annotated["int | None", Spelling("plan", "Stages of a pipeline.", int, least=1)]
+    memory: Annotated[
+        "str | int | tuple[int, ...] | None",
+        Spelling(
+            "plan",
+            "The most a rank may hold: 60MiB, or 60MiB,30MiB one by one.",
+            metavar="SIZE",
+        ),
+    ]
     tensor: Annotated[
         int,
         Spelling(
@@ -122,7 +123,7 @@ class Options(TypedDict, total=False):
     ]
     rules: Annotated[
         "Sequence[Rule] | Path | str",
-        Spelling("plan", "Rules (TOML) that plans keep to.", flag="with", metavar="TOML"),
+        Spelling("plan", "Rules (TOML) that plans keep to.", metavar="TOML"),
     ]
     trial: Annotated[
         bool, Spelling("plan", "Do not let the best plans run some steps first.", bool, is_on=True)
@@ -157,7 +158,6 @@ class Options(TypedDict, total=False):
         Spelling(
             "begin and end",
             "Begin with these weights: a file or folder of safetensors.",
-            flag="from",
             metavar="PATH",
         ),
     ]
@@ -217,14 +217,12 @@ def _table() -> dict[str, Spelling]:
 
 
 OPTIONS = _table()
-_BY_FLAG = {(option.flag or name): name for name, option in OPTIONS.items()}
+_BY_SHORT = {option.short: name for name, option in OPTIONS.items() if option.short}
 
 
-def flag_of(name: str) -> str:
-    """Return how the command line names an option: "--steps", "--no-check"."""
-    option = OPTIONS[name]
-    word = (option.flag or name).replace("_", "-")
-    return f"--no-{word}" if option.is_on else f"--{word}"
+def word_of(name: str) -> str:
+    """Return how an option is called outside Python: "steps", "checkpoint_every"."""
+    return OPTIONS[name].short or name
 
 
 def check_known(names: Sequence[str]) -> None:
@@ -269,12 +267,12 @@ def options_in(path: Path) -> dict[str, Value]:
 
 
 def _named(text: str, place: str) -> str:
-    """Return the option of that name, or of that flag.
+    """Return the option of that name.
 
     Raises:   PlanError: there is none.
     """
-    word = text.strip().removeprefix("--").replace("-", "_")
-    known = word if word in OPTIONS else _BY_FLAG.get(word)
+    word = text.strip().replace("-", "_")
+    known = word if word in OPTIONS else _BY_SHORT.get(word)
     if known is None:
         raise PlanError(f"{place}: there is no option {text.strip()}", hint=_near(word))
     return known
@@ -290,7 +288,7 @@ def valued(name: str, value: object, place: str) -> Value:
         return _value(option, value)
     except ValueError as problem:
         message = f"{place} is {value!r:.60}, not {problem}"
-        raise PlanError(message, hint=f"{flag_of(name)}: {option.help}") from None
+        raise PlanError(message, hint=f"{word_of(name)}: {option.help}") from None
 
 
 def _value(option: Spelling, value: object) -> Value:
@@ -320,46 +318,8 @@ def _value(option: Spelling, value: object) -> Value:
 
 
 def _near(name: str) -> str:
-    near = get_close_matches(name, [*OPTIONS, *_BY_FLAG], 1)
+    near = get_close_matches(name, [*OPTIONS, *_BY_SHORT], 1)
     return f"did you mean {near[0]}? {_LIST}" if near else _LIST
-
-
-def listed(names: Sequence[str] = tuple(OPTIONS)) -> str:
-    """Return options by subject, as text: flag, and what it is."""
-    lines = ["Of `penstock train`, NAME = VALUE in the table [train] of --options FILE, too."]
-    width = max(len(_shown(name)) for name in names) + 2
-    for subject in dict.fromkeys(OPTIONS[name].subject for name in names):
-        lines += ["", f"{subject[0].upper()}{subject[1:]}:"]
-        rows = [name for name in names if OPTIONS[name].subject == subject]
-        lines += [f"  {_shown(name):{width}}{OPTIONS[name].help}" for name in rows]
-    return "\n".join(lines)
-
-
-def _shown(name: str) -> str:
-    option = OPTIONS[name]
-    if option.kind is bool:
-        return flag_of(name)
-    word = option.metavar or "|".join(option.words) or ("N" if option.kind is int else "TEXT")
-    return f"{flag_of(name)} {word}"
-
-
-def in_python(text: str) -> str:
-    """Return a message that names flags as one that names the keywords of `ps.train`.
-
-    What stands between backticks is a command, and stays.
-    """
-    parts = text.split("`")
-    parts[::2] = [_FLAG.sub(_keyword, part) for part in parts[::2]]
-    return "`".join(parts)
-
-
-def _keyword(flag: "re.Match[str]") -> str:
-    name = _BY_FLAG.get(flag["name"].replace("-", "_"))
-    if name is None:
-        return flag[0]
-    if OPTIONS[name].kind is bool:
-        return f"{name}={not flag['no']}" + (f" {flag['value']}" if flag["value"] else "")
-    return name if flag["value"] is None else f"{name}={flag['value']}"
 
 
 def asked(options: Mapping[str, object]) -> dict[str, Value]:

@@ -104,7 +104,7 @@ def kept_choice(terms: ChoiceTerms, captured: "Capture") -> Chosen | None:
     except PlanError as problem:
         words = other_job(terms.folder, captured, problem)
         message = f"{terms.folder} holds the run of another job: {words}"
-        hint = "give the --out of this job's run, or train without --resume"
+        hint = "give the folder of this job's run, or train without resume"
         raise PlanError(message, hint=hint) from problem
     if ruled(asked.rules, captured.graph).broken(plan, captured.graph):
         return None

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.training.results import Trained
     from penstock.training.session import Launch, Session
 
-WITHOUT_ELASTIC = "leave out --elastic: after a loss, --resume goes on from the last checkpoint"
+WITHOUT_ELASTIC = "leave out elastic: after a loss, resume=True goes on from the last checkpoint"
 _FOUND, _PROVED = "penstock/found", "penstock/replicas proved"
 
 

@@ -341,12 +341,12 @@ def explained(folder: Path, job: Job, problem: RunError, listener: Listener) -> 
     found, newest = finite.left(folder / "checkpoints"), latest(folder / "checkpoints")
     if found is None:
         if newest is not None:
-            problem.hint = problem.hint or f"--resume continues from {newest.name}"
+            problem.hint = problem.hint or f"resume=True continues from {newest.name}"
         return problem
     with listener.busy("looking for the first number that is not finite"):
         error = autopsy.explained(job, *found)
     if newest is not None:
-        error.hint += f"; --resume continues from {newest.name}"
+        error.hint += f"; resume=True continues from {newest.name}"
     return error
 
 
@@ -373,9 +373,9 @@ def resumption(
     command = ["penstock", "train", job, "--out", url or str(folder), "--resume"]
     command += [] if num_steps is None else ["--steps", str(num_steps)]
     if goal is not None:
-        command += ["--until-loss", f"{goal.loss:g}", "--objective", goal.least]
+        command += ["--set", f"until_loss={goal.loss:g}", "--set", f"objective={goal.least}"]
     for file in dict.fromkeys(rule.file for rule in rules if rule.file):
-        command += ["--with", file]
+        command += ["--set", f"rules={file}"]
     return f"stopped with {latest(folder / 'checkpoints')}; continue with: {shlex.join(command)}"
 
 

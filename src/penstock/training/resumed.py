@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _DONE, _STEPS, _FEW = 2, 3, 2  # steps before it is broken off, and in all; micro-batches of each
 _BESIDE = "beside/"
 Told = Callable[[], Mapping[str, str]]
-_MEND = "name it in Job.state, or give --forget-state to begin it anew"
+_MEND = "name it in Job.state, or begin it anew: forget_state=True"
 
 
 def check_resumed(job: Job, found: "Examined") -> None:

@@ -153,7 +153,7 @@ def check_policy(folder: Path) -> None:
     """
     command = policy_command(folder)
     if command and not is_own(folder):
-        hint = f"read {folder / POLICY}, and give it: --policy {folder / POLICY}"
+        hint = f'read {folder / POLICY}, and give it: policy="{folder / POLICY}"'
         ask_to_run(folder, f"`sh -c {shlex.quote(command)}`", lambda question: False, hint)
 
 

@@ -385,7 +385,7 @@ class Session:
                 check_updates(self.job, self.key)
                 check_resumed(self.job, found)
         elif found.forgets:
-            self.listener.say(f"--resume would begin anew: {found.forgets[0]}")
+            self.listener.say(f"a resumed run would begin anew: {found.forgets[0]}")
         elif told := [one for one in found.beside if one.by_update and one.tensor]:
             self.listener.say(f"no checkpoint holds {told[0]}: Job.state would")
 
@@ -408,7 +408,7 @@ class Session:
     def key(self) -> str:
         """Return what names the job, with the modules that are replaced."""
         replaces = [str(rule) for rule in self.fixed.rules if rule.verb == "replace"]
-        begins = [f"--from {Path(self.weights).absolute()}"] if self.weights else []
+        begins = [f"weights {Path(self.weights).absolute()}"] if self.weights else []
         return "; ".join([self.text, *replaces, *begins]) if self.text else ""
 
     def is_strict(self) -> bool:
@@ -432,17 +432,17 @@ class Session:
         return {
             "steps": self.num_steps,
             "a checkpoint every": self.every,
-            "--keep": self.keep,
-            "--audit": tuple(self.audit),
-            "--out": self.mirror,
-            "--from": self.weights,
-            "--resume": self.resume,
-            "--until-loss": None if self.goal is None else tuple(self.goal.goal),
-            "--units": self.units,
+            "keep": self.keep,
+            "audit": tuple(self.audit),
+            "out": self.mirror,
+            "weights": self.weights,
+            "resume": self.resume,
+            "until_loss": None if self.goal is None else tuple(self.goal.goal),
+            "units": self.units,
             "arguments": script_of(self.text).arguments,
-            "--with": [(rule.verb, rule.pattern, rule.how) for rule in rules],
+            "rules": [(rule.verb, rule.pattern, rule.how) for rule in rules],
             "choices": replace(self.fixed, rules=()),
-            "--plan": None if given is None else given.to_json(),
+            "plan": None if given is None else given.to_json(),
         }
 
     def prove(
@@ -491,10 +491,10 @@ class Session:
         newest, done = found
         if self.goal is None and (self.folder / PHASES).exists():
             message = f"{self.folder} holds a run that ends at a loss, by a batch that it has found"
-            raise PlanError(message, hint="give --until-loss again, or train without --resume")
+            raise PlanError(message, hint="give until_loss again, or train without resume")
         if not self.elastic and (self.folder / BATCHES).exists():
             message = f"{self.folder} holds a run whose batch followed its ranks"
-            raise PlanError(message, hint="give --elastic again, or train without --resume")
+            raise PlanError(message, hint="give elastic=True again, or train without resume")
         if self._is_out(done):
             message = (
                 f"{newest}: no better validation came in {self.job.patience}, and the run ended"
@@ -502,7 +502,7 @@ class Session:
             hint = "raise Job.patience, or leave it out"
             raise NothingLeftError(message, self.folder, hint=hint)
         if done >= self.num_steps and self.goal is None:
-            hint = f"give --steps more than {done}"
+            hint = f"raise the number of steps: num_steps={done + 1} at least"
             message = f"{newest} has done {done} of {self.num_steps} steps"
             raise NothingLeftError(message, self.folder, hint=hint)
         self._check_micro_batches(done)
@@ -520,7 +520,7 @@ class Session:
             f"a step of the run in {self.folder} has {before} micro-batches, and the job {now}"
         )
         where = f"after {done:,} steps micro-batch {done * before:,} of the data is next"
-        hint = f"set micro_batches={before} again, or begin anew: without --resume"
+        hint = f"set micro_batches={before} again, or begin anew: without resume"
         raise PlanError(f"{message}: {where}, not {done * now:,}", hint=hint)
 
     def set_aside(self) -> None:
@@ -792,9 +792,9 @@ class Session:
         told = resumption(script.job, self.folder, steps, replaces, goal, url=self.mirror)
         if self.elastic and self.text:
             ranks = self.fixed.ranks if self.job.batch_by_ranks else None  # a share is part of them
-            told += " --elastic" + (" --tls" if self.tls else "")
+            told += " --elastic" + (" --set tls=true" if self.tls else "")
             told += "" if ranks is None else f" --ranks {ranks}"
-        told += f" --sums {self.fixed.sums}" if self.fixed.sums and self.text else ""
+        told += f" --set sums={self.fixed.sums}" if self.fixed.sums and self.text else ""
         return f"{told} -- {script.tail}" if script.arguments else told
 
     @property
@@ -886,7 +886,7 @@ class Session:
         discard(self.folder / "checkpoints")
         newest = latest(self.folder / "checkpoints")
         none = f"no checkpoint: none is written before {self.every}"
-        self.listener.say(f"--resume continues from {newest}" if newest else none)
+        self.listener.say(f"it can be resumed from {newest}" if newest else none)
 
     def train_eagerly(self, first_step: int, checkpoint: Path | None, found: "Examined") -> Trained:
         """Train without a plan: as replicas, or in one process by the plain loop.

@@ -129,9 +129,11 @@ def _trained(session: "Session", rendezvous: "Rendezvous") -> "Trained | None":
         if told is None:
             raise
         if not is_open:
-            hint = "--resume goes on from the newest checkpoint without what asks for a plan"
+            hint = "resume=True goes on from the newest checkpoint without what asks for a plan"
             raise RankMisfitError(told, hint=hint) from failed
-        problem = RankMisfitError(told, hint="begin anew with --eager: it keeps state in Python")
+        problem = RankMisfitError(
+            told, hint="begin anew without a plan (eager=True): it keeps state in Python"
+        )
         return _gone_on(session, rendezvous, care, problem)
 
 
@@ -254,7 +256,7 @@ def _check_start(rendezvous: "Rendezvous", first_step: int, folder: Path) -> Non
         rendezvous.put(_START, str(first_step))
     elif (told := int(rendezvous.take(_START))) != first_step:
         message = f"rank 0 continues after step {told}; {folder} as seen here, after {first_step}"
-        raise PlanError(message, hint="give an --out that all hosts see")
+        raise PlanError(message, hint="give a folder that all hosts see")
 
 
 class _Outset(NamedTuple):

@@ -1,5 +1,6 @@
 """Train: the main job from Python, as `penstock train` does it."""
 
+import inspect
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -26,7 +27,7 @@ from penstock.choose.run_windows import (
 from penstock.choose.settle import CheckOptions
 from penstock.cluster.cluster import Cluster
 from penstock.device import here, idle_words
-from penstock.errors import JobError, PenstockError, PlanError, RunError
+from penstock.errors import JobError, PlanError, RunError
 from penstock.job import Job
 from penstock.listener import SILENT, Listener, Row, SaysOnly
 from penstock.members.encrypted import check_installed
@@ -45,7 +46,7 @@ from penstock.training.callbacks import Hearing, check_declared
 from penstock.training.joining import is_under_way, join_on_host
 from penstock.training.lock import locked
 from penstock.training.mirror import url_of
-from penstock.training.options import Options, check_known, flag_of, in_python
+from penstock.training.options import OPTIONS, Options, check_known
 from penstock.training.saved import check_policy, text_in
 from penstock.training.session import Session
 from penstock.training.torchrun import train_under_torchrun
@@ -107,15 +108,24 @@ def train(
               RunError: another run is in the folder; a rank failed; what differs with `strict`.
               Stopped (a KeyboardInterrupt): a signal ended it after a checkpoint.
     """
-    try:
-        check_known(list(options))
-        heard = Hearing(on_step, on_validation, on_checkpoint)
-        trained = train_requested(Request(job, options, arguments, heard), listener)
-        heard.look()
-        return trained
-    except PenstockError as problem:
-        problem.reword(in_python(problem.message), in_python(problem.hint))
-        raise
+    check_known(list(options))
+    heard = Hearing(on_step, on_validation, on_checkpoint)
+    trained = train_requested(Request(job, options, arguments, heard), listener)
+    heard.look()
+    return trained
+
+
+def _with_options(function: Callable[..., object]) -> inspect.Signature:
+    """Return a signature in which `**options` are the options by name, as `help` shows them."""
+    signature = inspect.signature(function)
+    own = [each for each in signature.parameters.values() if each.kind != each.VAR_KEYWORD]
+    kind = inspect.Parameter.KEYWORD_ONLY
+    hints = Options.__annotations__
+    rows = [inspect.Parameter(name, kind, default=None, annotation=hints[name]) for name in OPTIONS]
+    return signature.replace(parameters=[*own, *rows])
+
+
+train.__signature__ = _with_options(train)  # type: ignore[attr-defined]  # of a function
 
 
 class Request(NamedTuple):
@@ -265,18 +275,18 @@ def _check_together(options: Options) -> None:
     check_alone(options.get("tensor"), _asks(options, _UNDIVIDED))
     _check_elastic(options)
     if options.get("eager") and any(options.get(name) for name in _OF_PLANS):
-        hint = f"leave out {', '.join(flag_of(name) for name in _OF_PLANS)}"
-        raise PlanError("--eager trains without a plan", hint=hint)
+        hint = f"leave out {', '.join(_OF_PLANS)}"
+        raise PlanError("eager trains without a plan", hint=hint)
     if options.get("plan") is not None:
         flag_text.check_left_out(_asks(options, _IN_PLANS))
 
 
 def _asks(options: Options, names: Sequence[str]) -> dict[str, bool]:
-    """Return by flag whether each of these options asks for something."""
+    """Return by name whether each of these options asks for something."""
     values = {name: options.get(name) for name in names}
     values["tensor"] = (options.get("tensor") or 1) > 1  # one rank divides nothing
     values["until_loss"] = options.get("until_loss") is not None  # 0 is a loss
-    return {flag_of(name): bool(values[name]) for name in names}
+    return {name: bool(values[name]) for name in names}
 
 
 def _heard_by(listener: Listener | None) -> Listener:
@@ -321,13 +331,13 @@ def _goal(options: Options, job: Job) -> GoalWatch | None:
     loss, least = options.get("until_loss"), options.get("objective", "time")
     if loss is None:
         if least != "time":
-            hint = "give --until-loss, or plan with `penstock plan --objective cost`"
-            raise PlanError(f"--objective {least} is that of a run to a loss", hint=hint)
+            hint = "give until_loss=2.1, or plan with `penstock plan --objective cost`"
+            raise PlanError(f"objective {least} is that of a run to a loss", hint=hint)
         return None
     if not math.isfinite(loss):
-        raise PlanError(f"--until-loss is {loss}, no loss", hint="write --until-loss 2.1")
+        raise PlanError(f"until_loss is {loss}, no loss", hint="write until_loss=2.1")
     if job.batch_by_ranks:
-        message = "--until-loss finds the batch, and Job.batch_by_ranks lets it follow the ranks"
+        message = "until_loss finds the batch, and Job.batch_by_ranks lets it follow the ranks"
         raise PlanError(message, hint="leave out one of them")
     return GoalWatch.of_job(Goal(loss, least), job)
 
@@ -345,9 +355,9 @@ def _followed(options: Options, folder: Path) -> int | None:
     if path is None:
         return None
     if not is_elastic or options.get("until_loss") is not None:
-        message = f"--policy {path} lets machines come and go, and"
+        message = f"policy {path} lets machines come and go, and"
         what = "the run ends at a loss" if is_elastic else "the run is not elastic"
-        hint = "leave out --until-loss" if is_elastic else "give --elastic, too"
+        hint = "leave out until_loss" if is_elastic else "give elastic=True, too"
         raise PlanError(f"{message} {what}", hint=hint)
     from penstock.fleet.policy_file import read_policy
 
@@ -362,19 +372,17 @@ def _check_elastic(options: Options) -> None:
     if options.get("tls"):
         if not options.get("elastic"):
             message = "tls is of the lines between ranks of an elastic run, and this one has none"
-            raise PlanError(message, hint="give --elastic, too, or leave out --tls")
+            raise PlanError(message, hint="give elastic=True, too, or leave out tls")
         check_installed()
     if not options.get("elastic"):
         return
     place_of_notice()
     if options.get("eager"):
-        message = "--eager trains without a plan, and ranks that come and go need one"
-        raise PlanError(message, hint="leave out --eager or --elastic")
+        message = "eager trains without a plan, and ranks that come and go need one"
+        raise PlanError(message, hint="leave out eager or elastic")
     if (mtbf := options.get("mtbf")) is not None:
-        message = f"--mtbf is {mtbf}, and ranks that are lost are made up for by others"
-        raise PlanError(
-            message, hint="leave out --mtbf or --elastic; --checkpoint-every goes with it"
-        )
+        message = f"mtbf is {mtbf}, and ranks that are lost are made up for by others"
+        raise PlanError(message, hint="leave out mtbf or elastic; checkpoint_every goes with it")
 
 
 def _every(options: Options, cluster: Cluster | None, listener: Listener) -> CheckpointInterval:
@@ -386,12 +394,12 @@ def _every(options: Options, cluster: Cluster | None, listener: Listener) -> Che
     if options.get("elastic"):
         cluster = None
     if asked is not None and mtbf is not None:
-        message = f"--checkpoint-every is {asked}, and --mtbf {mtbf} asks for another interval"
+        message = f"checkpoint_every is {asked}, and mtbf {mtbf} asks for another interval"
         raise PlanError(message, hint="leave out one of them")
     if asked is not None:
         return parse_every(str(asked))
     known = cluster.mtbf_s if cluster is not None else None
-    mtbf_s = known if mtbf is None else parse_seconds(mtbf, "--mtbf")
+    mtbf_s = known if mtbf is None else parse_seconds(mtbf, "mtbf")
     if mtbf_s is not None:
         every = CheckpointInterval(0, None, mtbf_s)
         listener.say(f"a checkpoint every {every}, measured in this run")
@@ -399,7 +407,7 @@ def _every(options: Options, cluster: Cluster | None, listener: Listener) -> Che
     if cluster is not None and any(kind.preemptible for kind in cluster.devices):
         listener.say(
             f"a checkpoint every {EVERY}: how often preemptible hosts are taken is not said; "
-            "--mtbf 3h, or mtbf_s of the device"
+            "say it as mtbf, or as mtbf_s of the device"
         )
     return EVERY
 
@@ -443,7 +451,7 @@ def _folder_of(job: Job | str, out: Path | str | None) -> Path:
     if url_of(out):
         folder = Path("runs") / url_of(out).rstrip("/").rpartition("/")[2]
     if Path(folder).exists() and not Path(folder).is_dir():
-        hint = "give --out a folder, or a new name"
+        hint = "give out a folder, or a new name"
         raise PlanError(f"{folder} is a file, not a folder", hint=hint)
     return Path(folder)
 

@@ -156,10 +156,13 @@ class UntilRun:
     def _check_open(self, step: int) -> None:
         last = self.told.phases[-1] if self.told.phases else None
         own = step if last is None else last.own_at(step)
-        goal, hint = self.watch.goal.loss, f"give --steps more than {self.session.num_steps}"
+        goal, hint = (
+            self.watch.goal.loss,
+            f"raise the number of steps: num_steps={self.session.num_steps + 1} at least",
+        )
         if self.watch.is_reached:
             message = f"after {step} steps the {self.watch.by} loss is {self.watch.value:.4g}"
-            raise PlanError(message, hint=f"give --until-loss less than {goal:g}")
+            raise PlanError(message, hint=f"ask for a loss below {goal:g}")
         if own > self.session.num_steps - 1e-6:
             raise PlanError(f"{step} steps have done what the job's own would do", hint=hint)
 

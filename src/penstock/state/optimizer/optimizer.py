@@ -80,7 +80,7 @@ class Optimizers:
         if starts or reason is not None:
             reason = reason or "of a slice of a parameter nothing is known"
             message = f"the job's optimizer cannot be divided by stages: {reason}"
-            raise JobError(message, hint="train the model as one stage: --stages 1")
+            raise JobError(message, hint="train the model as one stage: stages=1")
         return None
 
     def _lent(self, live: Mapping[str, nn.Parameter], values: Mapping[str, Tensor]) -> "Updates":
