@@ -13,11 +13,21 @@ import typer
 from penstock.cli import face
 from penstock.cli.flags import flag_of, listed
 from penstock.errors import PlanError
-from penstock.training.options import OPTIONS, Options, Spelling, options_in, said, valued, word_of
+from penstock.training.options import (
+    OPTIONS,
+    Options,
+    Spelling,
+    Value,
+    options_in,
+    said,
+    valued,
+    word_of,
+)
 
 Command = Callable[..., None]
 _SETS = "sets"
 _SET: Any = typer.Option("--set", metavar="NAME=VALUE", help="Any option, once for each.")
+_METAVARS: dict[type[Value], str] = {int: "N", str: "TEXT"}
 _TAKES = "__options__"  # the name under which a command has those that it takes
 
 
@@ -57,7 +67,7 @@ def _hint(name: str, option: Spelling) -> Any:
     info = typer.Option(
         flag_of(name),
         help=option.help,
-        metavar=option.metavar or {int: "N", str: "TEXT"}.get(option.kind),
+        metavar=option.metavar or _METAVARS.get(option.kind),
         min=option.least if option.kind is int else None,
     )
     return Annotated[option.kind | None, info]
