@@ -263,7 +263,7 @@ def test_profile_is_measured_once_for_a_job_but_anew_for_another_optimizer(
     monkeypatch.setattr(measure, "measure", counted)
     steps = 3  # of 1, 2 and 4 micro-batches joined
     for job, times in ((JOB, 0), (f"{MLP}:adam", steps), (f"{MLP}:adam", steps)):
-        assert call("plan", job, "--cluster", machines, "--tensor", 1).code == 0
+        assert call("plan", job, "--cluster", machines, "--set", "tensor=1").code == 0
         assert len(measured) == times
 
 

@@ -44,7 +44,7 @@ class StandIns(TorchFunctionMode):
                 return tensor
             if func == _GRADIENT:
                 message = f"the model reads the gradient of {name}, as micro-batches so far left it"
-                raise GraphError(message, hint="look at it in the optimizer, or train with --eager")
+                raise GraphError(message, hint="look at it in the optimizer, or give eager=True")
             return self.state[name]
 
         given: Any = _compat.pytree.tree_map_only(Tensor, stand_in, (args, dict(kwargs or {})))
