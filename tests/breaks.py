@@ -59,6 +59,22 @@ class Seen(NamedTuple):
 
 BREAKS = (
     Break(
+        "why a process was killed",
+        "processes/child.py",
+        "if code == -signal.SIGKILL else",
+        "if code == signal.SIGKILL else",
+        ("tests/processes/test_child.py",),
+        "of one that the kernel killed for want of memory only a number is told",
+    ),
+    Break(
+        "slowness is weighed once",
+        "members/member.py",
+        "if vote is not None and vote.factors != self._factors:",
+        "if vote is not None and not vote.factors:",
+        ("tests/members/test_slow.py",),
+        "micro-batches of a slow rank stay where they are",
+    ),
+    Break(
         "what was read of a broken step",
         "runtime/rank.py",
         "self._reader = Reader(job, self.device, kept=terms.kept)",

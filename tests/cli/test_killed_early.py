@@ -74,6 +74,7 @@ def test_what_is_killed_before_the_first_step_leaves_nothing_and_it_can_begin_ag
     if program.returncode not in (0, -signal.SIGKILL):
         assert "\nerror: " in told.read_text(), told.read_text()
         assert "Traceback" not in told.read_text(), told.read_text()
+        assert "hint: the lines above" not in told.read_text(), told.read_text()
     if program.returncode:
         done = call(*COMMAND, folder)
         assert done.code == 0, done.err

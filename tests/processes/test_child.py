@@ -63,3 +63,20 @@ def test_it_may_have_children_that_do_not_outlive_it():
         return pid
 
     assert has_ended(in_a_fork(forks, 30))
+
+
+def test_one_that_is_killed_names_the_signal_and_what_may_have_sent_it():
+    def dies(beat):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(RunError, match="was killed by signal 9") as caught:
+        in_a_fork(dies, 30)
+    assert "memory" in caught.value.hint
+    assert "dmesg" in caught.value.hint
+
+    def crashes(beat):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(RunError, match="was killed by signal 15") as caught:
+        in_a_fork(crashes, 30)
+    assert "dmesg" not in caught.value.hint

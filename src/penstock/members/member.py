@@ -246,6 +246,7 @@ class RunMember:
         self._fails: Failed | None = None  # the error of its own, with which the run ends
         self._reads = KeptReads()  # of a step that does not count yet
         self._audits = 0  # steps that were asked for and kept
+        self._factors = tuple[float, ...]()  # by how much each rank was slower, as it was weighed
         self._slow = 1.0  # times what this member's actions took in its first generation
         self.has_left = False  # the run goes on without it, as it asked for
         self._is_asked_to_leave = False
@@ -395,7 +396,7 @@ class RunMember:
         if self._validation is not None and self.is_first:
             self.outside.report(self._validation)
         steps.validates, steps.only_saves = view.validates, view.fails is not None
-        self._begun = view.generation
+        self._begun, self._factors = view.generation, ()
         self._watch.begins()
 
     @staticmethod
@@ -711,7 +712,8 @@ class RunMember:
         """Return what this member asks for with the next vote."""
         is_first, vote = self.is_first, self._vote
         shares = False
-        if vote is not None and vote.factors:
+        if vote is not None and vote.factors != self._factors:  # of others nothing new follows
+            self._factors = vote.factors
             self.pilot.hears(view, vote.factors)
             shares = is_first and self.pilot.shares(view, vote.passed + 1)
         return Wishes(

@@ -79,6 +79,13 @@ def can_fork() -> bool:
     return here().can_fork
 
 
+def death_of(who: str, code: int | None) -> RunError:
+    """Return the error of a process that has ended with that code and without a word."""
+    how = f"was killed by signal {-code}" if code is not None and code < 0 else f"left ({code})"
+    hint = "is there enough memory for it? `dmesg` shows kills" if code == -signal.SIGKILL else ""
+    return RunError(f"{who} {how}", hint=hint)
+
+
 class SilentError(RunError):
     """A forked process that has been silent for too long, or waits for ever."""
 
@@ -108,9 +115,7 @@ def in_a_fork(call: Callable[[Beat], Any], limit_s: float) -> Any:
         raise SilentError(f"a forked process was silent for {limit_s:.0f} s")
     except EOFError:
         child.join()
-        code = child.exitcode or 0
-        how = f"was killed by signal {-code}" if code < 0 else f"has left with {code}"
-        raise RunError(f"a forked process {how}") from None
+        raise death_of("a forked process", child.exitcode) from None
     finally:
         child.kill()
         child.join()

@@ -37,7 +37,7 @@ from penstock.errors import (
     RunError,
 )
 from penstock.job import exit_words
-from penstock.processes.child import die_with, join, let_children_die_with_this
+from penstock.processes.child import death_of, die_with, join, let_children_die_with_this
 from penstock.processes.inherited import be_as_plain
 from penstock.processes.spared_readers import spare
 from penstock.processes.stuck_forks import StuckWatch
@@ -397,10 +397,7 @@ def _rank_error(rank: int, content: dict[str, Any]) -> RunError:
 
 def _death(rank: int, process: Any) -> RunError:
     process.join(timeout=5.0)
-    code = process.exitcode
-    how = f"was killed by signal {-code}" if code is not None and code < 0 else f"left ({code})"
-    hint = "is there enough memory for it? `dmesg` shows kills" if code == -9 else ""
-    return RunError(f"rank {rank} {how}", hint=hint)
+    return death_of(f"rank {rank}", process.exitcode)
 
 
 # -- torchrun -------------------------------------------------------------------------------------
