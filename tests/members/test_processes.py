@@ -13,6 +13,7 @@ import torch
 
 from penstock.checkpoints import checkpoint
 from penstock.errors import RunError
+from penstock.members import launch
 from penstock.members.launch import Scribe, Start, run_members
 from penstock.members.member import RunMember
 from penstock.members.own_fault import is_own_fault
@@ -49,6 +50,15 @@ def start_of(ways: PlanBasis, plans: dict[int, Plan], folder: Path) -> Start:
 
 def events_in(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / EVENTS).read_text().splitlines()]
+
+
+@pytest.mark.timeout(100)
+def test_who_sleeps_when_the_run_is_over_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "_ENDS_S", 0.1)
+    pipes = {member: multiprocessing.Pipe(duplex=False) for member in range(2)}
+    pipes[0][1].send_bytes(json.dumps(["done", None]).encode())
+    receivers = {member: receiver for member, (receiver, _) in pipes.items()}
+    assert launch._supervise({}, receivers, lambda step: None) == (True, {})
 
 
 class Signals:

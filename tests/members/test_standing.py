@@ -12,6 +12,7 @@ from penstock.members.standing import (
     LEAVES_S,
     TIMES_LEAVES,
     TOLD_S,
+    VALIDATES_S,
     Spot,
     Stands,
     StepWatch,
@@ -84,6 +85,33 @@ def test_before_the_first_step_of_a_generation_none_stands(monkeypatch: pytest.M
     assert (own.look(), said) == ("goes", [])
 
 
+def test_what_is_done_between_two_steps_is_no_part_of_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A validation of a minute: the rank that reads first thing afterwards does not stand."""
+    own, clock, said = watch(monkeypatch, DATA)
+    own.counts()
+    clock.now_s = 3 * LEAVES_S
+    own.goes_on()
+    clock.now_s += 0.1
+    assert (own.look(), said) == ("goes", [])
+    own.counts()
+    clock.now_s += TOLD_S + 0.5
+    assert own.look() == "stands"  # by what its steps have taken, not by what came between
+
+
+def test_a_long_validation_is_told_once_and_nobody_leaves_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own, clock, said = watch(monkeypatch, Spot("w.py:9 in held_out", waits=False, validates=True))
+    own.counts()
+    for after_s in (VALIDATES_S - 1.0, VALIDATES_S + 1.0, 10 * VALIDATES_S):
+        clock.now_s = after_s
+        assert own.look() == "goes"
+    assert len(said) == 1
+    assert "w.py:9 in held_out" in said[0]
+
+
 STEPS = f"{standing._ROOT}/members/steps.py"
 
 
@@ -104,6 +132,9 @@ def test_where_a_rank_is_is_told_by_its_own_code() -> None:
     sums = f"{standing._ROOT}/transport/threads.py", "all_reduce"
     assert spot_of(in_files((STEPS, "_step"), sums)) == Spot("in a step", waits=True)
     assert spot_of(in_files((STEPS, "_save"), reader)) is None
+    validates = f"{standing._ROOT}/runtime/validate.py", "validated"
+    found = spot_of(in_files((STEPS, "_save"), validates, ("/there/w.py", "held_out")))
+    assert found == Spot("/there/w.py:2 in held_out", waits=False, validates=True)
     assert spot_of(None) is None
 
 

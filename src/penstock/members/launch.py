@@ -6,6 +6,7 @@ to see is written by the first of them.  They end when the run does.
 
 import contextlib
 import json
+import math
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -48,6 +49,7 @@ _THREAD_SILENT_S = 60.0  # a thread hangs with its whole process, or waits long 
 AGAIN_S = 60.0  # for which others may take to let a member in again that they had given up
 _CALL_S = 5.0  # for which a newcomer tries to reach all members that it knows of
 _ASK_S, _LOOK_S = 1.0, 0.05  # between its questions, and between looks whether it has to go
+_ENDS_S = 60.0  # for which others may take once one has said that the run is over
 _FIRST_NEWCOMER = 2**20  # numbers below are those of members that began the run
 
 Report = Callable[[StepResult], None]
@@ -174,13 +176,18 @@ def _supervise(
 ) -> tuple[bool, dict[int, str]]:
     """Take what members say until all have ended; those that die are no reason to end the others.
 
-    Return whether one said that the run is over, and how the others ended.
+    Return whether one said that the run is over, and how the others ended.  Then it waits a while
+    for those that are left: one may sleep in its own code that the others had gone on without.
     Raises:   RunError: the job fails.
     """
     open_pipes, next_step = dict(pipes), 0
-    is_over, lost = False, dict[int, str]()
+    over_s, lost = math.inf, dict[int, str]()
     while open_pipes:
-        for pipe in multiprocessing.connection.wait(list(open_pipes.values())):
+        left_s = None if over_s == math.inf else max(0.0, over_s + _ENDS_S - time.monotonic())
+        ready = multiprocessing.connection.wait(list(open_pipes.values()), left_s)
+        if not ready:
+            break
+        for pipe in ready:
             member = next(m for m, each in open_pipes.items() if each is pipe)
             told = _read(pipe)
             if told is None:
@@ -195,13 +202,13 @@ def _supervise(
                     report(step)
                     next_step = max(next_step, step.step + (step.validated is None))
             elif what == "done":
-                is_over = True
+                over_s = min(over_s, time.monotonic())
             elif what == "say":
                 sys.stderr.write(f"member {member}: {content}\n")
             elif what == "error":
                 kind = RankMisfitError if content["is_misfit"] else RunError
                 raise kind(content["message"], hint=content["hint"])
-    return is_over, lost
+    return over_s < math.inf, lost
 
 
 def _read(pipe: Any) -> tuple[str, Any] | None:

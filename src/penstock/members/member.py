@@ -782,6 +782,7 @@ class RunMember:
     def begins(self, finish: Callable[[], None], undo: Callable[[], None]) -> None:
         """Note how the step that begins is finished if it counts, and undone if it does not."""
         self._state.finish, self._state.undo = finish, undo
+        self._watch.goes_on()
 
     def counts(self, told: Told, rank: Rank) -> None:
         """Note that a step has happened; the first rank reports it."""

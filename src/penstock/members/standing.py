@@ -8,7 +8,8 @@ or validates, that is no fault of its own.
     leaves     longer than 20 s, and 20 times as long, while another one waits for it
 
 It leaves as a rank that dies would, so that the others go on for certain; when it wakes it joins
-them again.  Before a generation's first step - where steps are compiled - none leaves.
+them again.  Before a generation's first step - where steps are compiled - none leaves.  Nor does
+one that validates, for which the others wait: after a minute it says where it is, once.
 
 Ignores:  ranks that all stand at once: nobody would go on.
 """
@@ -26,6 +27,8 @@ TOLD_S, LEAVES_S = 5.0, 20.0
 TIMES_TOLD, TIMES_LEAVES = 5, 20  # the longest step
 _ROOT = str(Path(penstock.__file__).parent)
 _STEP = f"{_ROOT}/members/steps.py", "_step"
+_VALIDATES = f"{_ROOT}/runtime/validate.py", "validated"
+VALIDATES_S = 60.0
 _WAITS = tuple(  # code that waits for others
     f"{_ROOT}/{place}" for place in ("transport/", "runtime/lane.py", "members/")
 )
@@ -34,10 +37,14 @@ Stands = Literal["goes", "stands", "leaves"]
 
 
 class Spot(NamedTuple):
-    """Where a thread is inside a step, and whether it waits for other ranks there."""
+    """Where a thread is inside a step, and whether it waits for other ranks there.
+
+    validates:  it is in no step, but validates what one has made.
+    """
 
     words: str
     waits: bool
+    validates: bool = False
 
 
 def spot_of(frame: FrameType | None) -> Spot | None:
@@ -48,6 +55,8 @@ def spot_of(frame: FrameType | None) -> Spot | None:
         is_own = file.startswith(_ROOT)
         if (file, name) == _STEP:
             return Spot(words or "in a step", bool(waits))
+        if (file, name) == _VALIDATES:
+            return Spot(words or "in the model", waits=False, validates=True)
         if waits is None and is_own:
             waits = file.startswith(_WAITS)
         if not words and not is_own and "/torch/" not in file and file.startswith("/"):
@@ -79,6 +88,10 @@ class StepWatch:
         self._since_s, self._longest_s, self._count = self._clock(), 0.0, 0
         self._is_told = False
 
+    def goes_on(self) -> None:
+        """Note that a step begins: what was done since the one before is no part of it."""
+        self._since_s, self._is_told = self._clock(), False
+
     def counts(self) -> None:
         """Note that a step is done."""
         now = self._clock()
@@ -92,7 +105,10 @@ class StepWatch:
         if not self._count or stood_s < max(TOLD_S, TIMES_TOLD * self._longest_s):
             return "goes"
         spot = spot_of(_compat.frame_of(self._thread))
-        if spot is None or spot.waits:
+        if spot is not None and spot.validates and stood_s > VALIDATES_S and not self._is_told:
+            self._is_told = True
+            self._says(f"validation has gone on for {stood_s:.0f} s, and is at {spot.words}")
+        if spot is None or spot.waits or spot.validates:
             return "goes"
         limit_s = max(LEAVES_S, TIMES_LEAVES * self._longest_s)
         if not self._is_told:

@@ -21,8 +21,7 @@ class KeptReads:
 
     def __init__(self) -> None:
         self._job: Job | None = None
-        self._by_number: dict[int, Sequence[Any]] = {}
-        self._bytes = 0
+        self._by_number, self._bytes = dict[int, Sequence[Any]](), 0
 
     def found(self, job: Job, number: int) -> Any:
         """Return the leaves of a micro-batch, or None where it has not been read for this job."""
@@ -40,5 +39,4 @@ class KeptReads:
 
     def clear(self) -> None:
         """Keep nothing."""
-        self._by_number.clear()
-        self._bytes = 0
+        self._by_number, self._bytes = {}, 0
