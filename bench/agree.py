@@ -58,6 +58,7 @@ from penstock.job import Job
 from penstock.plan import Plan, plan_by_hand
 from penstock.plan.lower import lower_plan, stages_of
 from penstock.profile.measure import measure
+from penstock.program.reductions import AverageWeights, Reduction
 from penstock.runtime.launch import join_torchrun, torchrun_store
 from penstock.runtime.run import run
 from penstock.search import evaluate
@@ -275,6 +276,10 @@ def losses(name: str, way: str | None, seeds: int, steps: int) -> tuple[float, f
     return statistics.fmean(found), statistics.stdev(found) if seeds > 1 else 0.0
 
 
+def _bytes_of_a_step(each: Reduction) -> float:
+    return each.size_bytes / (each.every if isinstance(each, AverageWeights) else 1)
+
+
 def rows(name: str, rates: Sequence[float], rounds: int, seeds: int, steps: int) -> Iterator[Row]:
     learned = {way: losses(name, way, seeds, steps) for way in WAYS}
     job, captured, _ = traced(name, None)
@@ -287,7 +292,7 @@ def rows(name: str, rates: Sequence[float], rounds: int, seeds: int, steps: int)
         for way in WAYS:
             plan = plan_of(replace(job, sums=way), captured)
             program = lower_plan(plan, captured.graph)
-            size = sum(each.size_bytes / each.every for each in program.code.reductions)
+            size = sum(map(_bytes_of_a_step, program.code.reductions))
             dense = dense or size
             step_s = evaluate(captured.graph, kind, cluster, plan)[0].step_s
             yield {

@@ -29,6 +29,7 @@ from penstock.training.job_notices import (
 )
 from penstock.training.results import _validated
 
+LIMIT_S = 300.0
 HELD = TensorDataset(torch.arange(24.0).reshape(12, 2))
 
 
@@ -63,6 +64,14 @@ ENDLESS = {
 }
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a validation be read for as long as it takes here."""
+    for name in ("_READ_S", "_MADE_S"):
+        monkeypatch.setattr(f"penstock.training.job_notices.{name}", LIMIT_S)
+
+
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("name", ENDLESS)
 def test_validation_without_end_is_refused_before_a_step(name: str) -> None:
     with pytest.raises(JobError, match=r"without end|does not end") as caught:
@@ -70,6 +79,7 @@ def test_validation_without_end_is_refused_before_a_step(name: str) -> None:
     assert "itertools.islice(" in caught.value.hint
 
 
+@pytest.mark.usefixtures("patient")
 def test_length_of_an_epoch_is_in_the_hint() -> None:
     with pytest.raises(JobError) as caught:
         check_validation(job(ENDLESS["by number"]), "", SILENT)

@@ -561,12 +561,14 @@ def test_abort_ends_every_wait_with_its_rank_and_reason(kind):
 
 
 @every_kind
-def test_abort_reaches_ranks_that_call_later(kind):
+def test_abort_reaches_ranks_that_call_later(kind, tmp_path):
     def body(end):
         spec, peer = (TensorSpec((4,), torch.float32),), 1 - end.rank
         send, (_, wait) = end.bind_send(0, peer, spec), end.bind_receive(0, peer, spec)
         end.barrier()
+        (tmp_path / str(end.rank)).touch()
         if end.rank == 0:
+            until((tmp_path / "1").exists)  # else it may not have left the barrier
             end.abort("no " * 2000)
         calls = (
             wait,
