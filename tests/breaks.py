@@ -77,6 +77,14 @@ BREAKS = (
         "the command waits for a rank that sleeps, long after its run has ended",
     ),
     Break(
+        "memory without room",
+        "members/launch.py",
+        "problem.filename or _place_of(problem)",
+        "problem.filename or 'a file'",
+        ("tests/members/test_processes.py",),
+        "a limit of the process is reached, and nothing says by what",
+    ),
+    Break(
         "why a process was killed",
         "processes/child.py",
         "if code == -signal.SIGKILL else",

@@ -46,7 +46,7 @@ def _write_and_rename(path: Path, content: bytes) -> None:
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # there is no room
-NO_ROOM = "free some space there; resume=True goes on from the last checkpoint"
+NO_ROOM = "free some space, or raise `ulimit -f`; resume=True goes on from the last checkpoint"
 _REFUSED = errno.EPERM, errno.EACCES, errno.EROFS, errno.EIO, errno.ESTALE
 READ_ONLY = "let it be written there again; resume=True goes on from the last checkpoint"
 

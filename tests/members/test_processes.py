@@ -7,6 +7,8 @@ import os
 import signal
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -16,8 +18,9 @@ from penstock.errors import RunError
 from penstock.members import launch
 from penstock.members.launch import Scribe, Start, run_members
 from penstock.members.member import RunMember
+from penstock.members.mesh import Mesh
 from penstock.members.own_fault import is_own_fault
-from penstock.members.words import Told, View
+from penstock.members.words import Failed, Told, View
 from penstock.pilot.losses import PlanBasis
 from penstock.plan import Plan
 from penstock.runtime.calls import StepResult
@@ -59,6 +62,20 @@ def test_who_sleeps_when_the_run_is_over_is_not_waited_for(monkeypatch: pytest.M
     pipes[0][1].send_bytes(json.dumps(["done", None]).encode())
     receivers = {member: receiver for member, (receiver, _) in pipes.items()}
     assert launch._supervise({}, receivers, lambda step: None) == (True, {})
+
+
+def test_memory_that_finds_no_room_is_told_by_the_line_that_asks_for_it() -> None:
+    said = list[Failed]()
+    mesh = cast(Mesh, SimpleNamespace(tell=said.append))
+    try:
+        raise OSError(errno.EFBIG, "File too large")
+    except OSError as problem:
+        error = launch._failed(mesh, problem)
+    assert f"memory or a file at {__file__}:" in error.message
+    assert "ulimit -f" in error.hint
+    assert [each.message for each in said] == [error.message]
+    named = launch._failed(mesh, OSError(errno.ENOSPC, "No space left on device", "plan.json"))
+    assert named.message == "cannot write plan.json: No space left on device"
 
 
 class Signals:

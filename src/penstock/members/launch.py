@@ -394,12 +394,18 @@ def _life(
 def _failed(mesh: Mesh, problem: Exception) -> RunError:
     """Tell the others why the run fails; return what is raised here."""
     if isinstance(problem, OSError) and problem.errno in FULL:
-        words = f"cannot write {problem.filename or 'a file'}: {problem.strerror}"
+        words = f"cannot write {problem.filename or _place_of(problem)}: {problem.strerror}"
         mesh.tell(Failed(words, NO_ROOM))
         return RunError(words, hint=NO_ROOM)
     words = f"{type(problem).__name__}: {problem}"
     mesh.tell(Failed(words, ""))
     return RunError(f"{words}\n{traceback.format_exc()}")
+
+
+def _place_of(problem: OSError) -> str:
+    """Return where a file without a name was to be written, as shared memory is."""
+    (place,) = traceback.extract_tb(problem.__traceback__)[-1:]
+    return f"memory or a file at {place.filename}:{place.lineno}"
 
 
 class _StaysOutError(RunError):
