@@ -3074,6 +3074,14 @@ BREAKS = (
         "the gradient of a CTC loss is none, or that of other labels",
     ),
     Break(
+        "the hint of what an examined job raised is lost",
+        "examine/examine.py",
+        "Examined(failed=problem.message, mend=problem.hint)",
+        "Examined(failed=problem.message)",
+        ("tests/parity/test_schedulers.py",),
+        "a scheduler that waits for a metric is told to run without Penstock",
+    ),
+    Break(
         "hooks of gradients are left out of the trace",
         "graph/gradient_hooks.py",
         "            gradient = gradient if new is None else new\n",

@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import (
 )
 
 from penstock.errors import JobError, RunError
+from penstock.examine.examine import examine
 from penstock.runtime.launch import run_processes
 from penstock.state.optimizer.optimizer import undividable
 from penstock.state.optimizer.rates import JobScheduler
@@ -179,6 +180,21 @@ def test_each_scheduler_that_cannot_be_stepped_has_its_own_sentence_and_hint():
     assert "step_update" in timm.hint
     assert "ByEpoch, takes epoch" in by_epoch.message
     assert "learning_rate=lambda step" in by_epoch.hint
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        ({"scheduler": ReduceLROnPlateau}, "CosineAnnealingLR"),
+        ({"scheduler": OfTimm}, "t_in_epochs=False"),
+        ({"optimizer": torch.optim.LBFGS}, "as AdamW does"),
+    ],
+)
+def test_examined_job_that_fails_keeps_the_hint_of_its_error(options, hint):
+    optimizer = options.pop("optimizer", SGD)
+    with pytest.raises(JobError) as caught:
+        examine(job_of(optimizer, **options)).refuse_failed()
+    assert hint in caught.value.hint
 
 
 def test_a_scheduler_that_is_wrapped_as_the_hint_says_sets_its_rates():

@@ -40,7 +40,7 @@ class Examined:
     laws:         of each buffer that forward writes, as measured until `settled`.
     failed:       what the job raised when it was run; whoever calls it next will get it too.
     begins:       digest of the first micro-batch, where the data was found to be right.
-    mend:         what to do for a plan to be made.
+    mend:         what to do for a plan to be made, or against what it raised.
     forgets:      what a run that goes on from a checkpoint would begin anew, each with its line.
     beside:       what it keeps where no checkpoint looks: whether that is lost is to be tried.
     keys:         of the functions that keep it, and of the others that ran.
@@ -56,6 +56,14 @@ class Examined:
     failed: str = ""
     begins: str = ""
     seconds: float = 0.0
+
+    def refuse_failed(self) -> None:
+        """Raise what the job raised when it was run.
+
+        Raises:   JobError: it raised something.
+        """
+        if self.failed:
+            raise JobError(self.failed, hint=self.mend or "does it run without Penstock?")
 
     def settled(self, captured: Capture | None) -> "Examined":
         """Return it with the laws that hold whatever the batch: those that the traced step shows.
@@ -152,7 +160,7 @@ def _examined(job: Job, *, check: bool) -> Examined:
     try:
         found = _asked(job, check=check)
     except PenstockError as problem:
-        found = Examined(failed=problem.message)
+        found = Examined(failed=problem.message, mend=problem.hint)
     except Exception as problem:  # noqa: BLE001 - the job's own code may raise anything
         found = Examined(failed=f"{type(problem).__name__}: {problem}")
     return replace(found, seconds=time.perf_counter() - start)

@@ -38,7 +38,6 @@ from penstock.device import all_here, here
 from penstock.errors import (
     AloneError,
     GraphError,
-    JobError,
     PlanError,
     RankMisfitError,
     RunError,
@@ -262,8 +261,7 @@ class Session:
         self.set_aside()
         unplanned = self.care.eager or found.one_process or found.no_plan
         captured = None if unplanned else self.trace()
-        if found.failed:
-            raise JobError(found.failed, hint="does it run without Penstock?")
+        found.refuse_failed()
         found = found.settled(captured)
         self.tell(captured)
         self.compare(found, captured, checkpoint)

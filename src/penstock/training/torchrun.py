@@ -195,8 +195,8 @@ def _train(session: "Session", rendezvous: "Rendezvous") -> "Trained | None":
     session.knows(found)
     _check_ranks(session.given_plan, world)
     captured = _traced_alike(session, rendezvous, first_step)
-    if found is not None and found.failed:
-        raise JobError(found.failed, hint="does it run without Penstock?")
+    if found is not None:
+        found.refuse_failed()
     session.among(world)
     cluster = session.there.cluster or _found(rendezvous, session.listener)
     begin = first_step, checkpoint
