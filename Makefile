@@ -1,7 +1,8 @@
 # make train   sets up what is missing, then trains the byte-level GPT of examples/gpt.py
 # make test    sets up what is missing, then runs the tests
 # make check   the same, after format, lint and types; what CI runs
-# make soak    tests that measure as a bench does, and of properties with up to 2,000 new examples each
+# make soak    tests that measure as a bench does, of properties with up to 2,000 new examples each,
+#              and on a machine that is slow, busy or late by chance (tests/noisy.py)
 
 PYTHON ?= python3
 VENV := .venv
@@ -32,6 +33,7 @@ test: setup
 soak: setup
 	$(VENV)/bin/python -m pytest -m long
 	$(VENV)/bin/python -m pytest --hypothesis-profile soak --timeout 3600 tests/schedule tests/search tests/simulate tests/cluster tests/cli/test_damaged.py tests/members
+	NOISY=$$(date +%j) $(VENV)/bin/python -m pytest -p tests.noisy tests/choose tests/pilot tests/training tests/transport
 
 check: lint types test
 

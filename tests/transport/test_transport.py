@@ -648,8 +648,9 @@ class Clock:
     def __call__(self) -> float:
         if not getattr(HERE, "waits", False):
             return self.plain()
+        now_s = LATE_S if self.goes_on.exists() else 0.0  # at first before anybody can let it go
         self.waits.touch()
-        return LATE_S if self.goes_on.exists() else 0.0
+        return now_s
 
     @contextmanager
     def for_me(self) -> Iterator[None]:
