@@ -72,6 +72,11 @@ def traces() -> tuple[object, ...]:
 def _nothing_is_left() -> Iterator[None]:
     captured("frozen", torch.float32)  # tracing opens files of its own
     gc.collect()  # what other tests left open would be closed at any time
+    for thread in threading.enumerate():
+        if (
+            thread.name == "penstock connects"
+        ):  # of an earlier test: it ends by itself, late or soon
+            thread.join(60.0)
     before, shared = traces(), names_in(SHARED)
     yield
     assert traces() == before
