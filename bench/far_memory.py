@@ -160,7 +160,7 @@ def told(made: Setting, plan: Plan, steps: int, *, asleep: bool) -> list[Any]:
         task = replace(task, memory_window=1)
         return run_processes(partial(work, task), RANKS, lambda step: None, groups=task.groups)
     job, function_of = sleeping(made.job, made.profile)
-    task = replace(task, job=job, function_of=function_of)
+    task = task.remade(job=job, function_of=function_of)
     there = lasting(FarFrames.offload, _near_bytes, each_s)
     back = lasting(FarFrames.reload, _far_bytes, each_s)
     with patch.object(FarFrames, "offload", there), patch.object(FarFrames, "reload", back):

@@ -233,7 +233,7 @@ def ours(way: Way, steps: int, *, compiles: bool) -> tuple[Callable[[], float], 
     task = task_of(choice, steps)
     start = time.perf_counter()
     if compiles:
-        task = replace(task, compiled=True).compile_ahead()
+        task = task.remade(compiled=True).compile_ahead()
     compile_s = time.perf_counter() - start
 
     def turn() -> float:

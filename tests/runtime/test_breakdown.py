@@ -74,7 +74,7 @@ def run_case(
 
     def live(transport, report):
         seconds = (slow or {}).get(transport.rank, case.base_s)
-        sleeping = replace(task, function_of=partial(sleepy, seconds))
+        sleeping = task.remade(function_of=partial(sleepy, seconds))
         return from_json(as_json(work(sleeping, end(transport), report)))
 
     results = case.launcher(live, program.num_ranks, lambda step: None)

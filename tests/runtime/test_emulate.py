@@ -1,6 +1,5 @@
 """A rehearsal runs the same instructions and messages, and computes nothing."""
 
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -53,6 +52,6 @@ def test_rehearsal_holds_about_the_bytes_of_the_run():
     asleep, function_of = sleeping(job, profile_of("tied"))
     peaks = [
         [result.peak_bytes for result in run_processes(partial(work, each), 2, lambda step: None)]
-        for each in (task, replace(task, job=asleep, function_of=function_of))
+        for each in (task, task.remade(job=asleep, function_of=function_of))
     ]
     assert peaks[1] == pytest.approx(peaks[0], rel=0.15)

@@ -8,7 +8,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
@@ -93,14 +92,14 @@ class Task:
     guide:             makes the plan again where that pays; None: the plan stays.
     joined:            of the job's micro-batches that make one of the plan's, as reports count.
     first_edge:        number of the first edge; plans before had those below.
-    functions:         those of segments that were made already; ranks add theirs.  Another task
-                       (`replace`) begins with none: its segments may be others.
+    functions:         those of segments that were made already; ranks add theirs.
     noise_every:       of how many steps one is watched for the noise of its gradients.
     audits:            where steps are kept that the plain loop makes again; None: none is.
     forgets:           whether it goes on without what the checkpoint does not hold.
     predicted_bytes:   the peak of each rank as the plan expects it; empty: unknown.
     keys:              steps of other shapes than the first, whose programs are among the windows'.
-    carries:           buffers that several ranks change; none where functions are emulated.
+    carries:           buffers that several ranks change; none where functions are emulated.  None:
+                       found from what the windows' programs do.
 
     Raises:   RunError: there is no window.
               PlanError: a buffer has to see all micro-batches in order, and would not.
@@ -125,27 +124,30 @@ class Task:
     guide: Guide | None = None
     joined: Taken = 1
     first_edge: int = 0
-    functions: dict[FunctionKey, Function] = field(
-        default_factory=dict[FunctionKey, Function], init=False
-    )
+    functions: dict[FunctionKey, Function] = field(default_factory=dict[FunctionKey, Function])
     noise_every: int = EVERY
     audits: Audits | None = None
     forgets: bool = False
     predicted_bytes: tuple[int, ...] = ()
     keys: tuple[KeyStep, ...] = ()
-    carries: Carries = field(init=False)
+    carries: Carries = None  # type: ignore[assignment]  # until __post_init__
 
     def __post_init__(self) -> None:
         if not self.windows.count(1):
             raise RunError("there are no steps to run", hint="give one step or more")
         for step in self.keys:
             check_alike((self.capture, self.stages), (step.capture, step.stages))
-        carries: Carries = {}
-        if self.function_of is function_of:
-            carries = carries_of(
-                self.windows.programs, self.stages, self.capture, self.job, self.laws
-            )
-        object.__setattr__(self, "carries", carries)
+        if self.carries is None:  # pyright: ignore[reportUnnecessaryComparison]
+            object.__setattr__(self, "carries", self._carried())
+
+    def _carried(self) -> Carries:
+        if self.function_of is not function_of:
+            return {}
+        return carries_of(self.windows.programs, self.stages, self.capture, self.job, self.laws)
+
+    def remade(self, **changes: Any) -> "Task":
+        """Return the task with changes after which its functions are others, none of them made."""
+        return replace(self, functions={}, carries=None, **changes)
 
     @property
     def make(self) -> Callable[..., Function]:
@@ -187,20 +189,14 @@ class Task:
         self, windows: Windows, resume: Path | None = None, first_edge: int | None = None
     ) -> "Task":
         """Return the same task for other windows of the same stages, from another state on."""
-        made = copy(self)
-        object.__setattr__(made, "windows", windows)
-        object.__setattr__(made, "resume", resume)
-        if first_edge is not None:
-            object.__setattr__(made, "first_edge", first_edge)
-        if self.memory_window is not None:
-            object.__setattr__(made, "memory_window", min(self.memory_window, windows.count(2) - 1))
-        return made
+        edge, memory = self.first_edge if first_edge is None else first_edge, self.memory_window
+        memory = None if memory is None else min(memory, windows.count(2) - 1)
+        moved = {"windows": windows, "resume": resume, "first_edge": edge, "memory_window": memory}
+        return replace(self, **moved)
 
     def of(self, job: Job) -> "Task":
         """Return the same task for a job that differs in its place in the data only."""
-        made = copy(self)
-        object.__setattr__(made, "job", job)
-        return made
+        return replace(self, job=job)
 
     @property
     def groups(self) -> list[tuple[int, ...]]:
