@@ -8,6 +8,7 @@ itself included; imports inside functions count, those for types alone do not.
 
 import ast
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -46,6 +47,7 @@ class House(NamedTuple):
     set_frozen: "file:line" of `object.__setattr__` outside a record's own `__post_init__`.
     set_outside: "file:line name.attribute" of what sets an attribute of a rank or a session, but
                 for the class itself.
+    twice:      names of files that stand in several rooms; a command is named by its verb.
     """
 
     lines: int
@@ -55,6 +57,7 @@ class House(NamedTuple):
     records: list[tuple[str, int]]
     set_frozen: list[str]
     set_outside: list[str]
+    twice: list[str]
 
 
 @cache
@@ -148,7 +151,14 @@ def measured() -> House:
     lines = sum(map(lines_of, modules()))
     by_name = {name: sum(map(lines_of, behind(name))) for name in BEHIND}
     by_count = [sorted(rows, key=lambda row: -row[1]) for rows in (functions, records)]
-    return House(lines, by_name, circles(), by_count[0], by_count[1], frozen, outside)
+    return House(lines, by_name, circles(), by_count[0], by_count[1], frozen, outside, twice())
+
+
+def twice() -> list[str]:
+    """Return the names of files that say in several rooms what they hold."""
+    files = [path for name, path in modules().items() if not name.startswith("cli.")]
+    counts = Counter(path.stem for path in files if path.stem != "__init__")
+    return sorted(name for name, count in counts.items() if count > 1)
 
 
 def _set_frozen(name: str, node: ast.AST) -> list[str]:
@@ -190,6 +200,7 @@ def main() -> None:
             print(f"  {name} {count}")
     print(f"{len(house.set_frozen)} frozen records changed: {', '.join(house.set_frozen)}")
     print(f"{len(house.set_outside)} attributes set from outside: {', '.join(house.set_outside)}")
+    print(f"{len(house.twice)} names of files in several rooms: {', '.join(house.twice)}")
 
 
 if __name__ == "__main__":
