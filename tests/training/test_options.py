@@ -44,7 +44,7 @@ def test_every_option_is_a_keyword_of_train_and_help_shows_it():
 
 
 @pytest.mark.parametrize("command", ["train", "plan"])
-def test_help_shows_ten_flags(command, capfd):
+def test_help_shows_ten_flags_beside_those_of_every_command(command, capfd):
     assert main([command, "--help"]) == 0
     rows = [line for line in capfd.readouterr().out.splitlines() if line.startswith("  -")]
     flags = [row.split()[0] for row in rows]
@@ -52,7 +52,7 @@ def test_help_shows_ten_flags(command, capfd):
     assert {"--set", *map(flag_of, BY_COMMAND[command])} <= set(flags)
 
 
-HELP = "--options-help", "-h,"
+HELP = "--options-help", "-h,", "--json"  # of every command, but for the first
 
 
 def test_keywords_are_those_of_the_table():

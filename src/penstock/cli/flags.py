@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from penstock.training.options import OPTIONS, SAID, word_of
 
-TRAIN = "num_steps", "ranks", "plan", "schedule", "out", "resume", "elastic"
-PLAN = "cluster", "ranks", "stages", "schedule"
+TRAIN = "num_steps", "ranks", "memory", "plan", "schedule", "out", "resume", "elastic"
+PLAN = "cluster", "ranks", "memory", "stages", "schedule"
 CHECK = "plan", "stages", "schedule", "tensor"
 BY_COMMAND = {"train": TRAIN, "plan": PLAN, "check": CHECK}
 _WERE = {"with": "rules", "from": "weights"}  # flags of other names than their options

@@ -39,7 +39,7 @@ from penstock.units import format_bytes, format_seconds
 _MOST_SHOWN = 10  # plans of the front, unless they differ by more than
 _MOST_SLACK = 10.0
 _UNDIVIDED = "units", "offload", "post_validation", "rules", "sums"
-_TAKEN = *PLAN, "memory", "tensor", *_UNDIVIDED, "check"
+_TAKEN = *PLAN, "tensor", *_UNDIVIDED, "check"
 
 
 @taking(_TAKEN, PLAN)
