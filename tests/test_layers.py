@@ -288,4 +288,3 @@ def test_no_module_has_more_behind_it_than_its_room_allows() -> None:
     assert len(house.records) <= WIDE_RECORDS
     assert len(house.set_frozen) <= SET_FROZEN
     assert house.set_outside == []
-    assert house.twice == []
