@@ -20,6 +20,7 @@ from penstock.pilot.replan import SearchBasis
 from penstock.search import Fixed
 from penstock.training import torchrun
 from penstock.training.rendezvous import Rendezvous
+from penstock.training.run_asked import JobLearned, RunAsked
 from penstock.training.session import Session
 from tests.graph.zoo import JOBS
 
@@ -39,6 +40,10 @@ class Pretend(SimpleNamespace):
 
     needs_plan, among, knows = Session.needs_plan, Session.among, Session.knows
     divides_unasked = Session.divides_unasked
+
+    def __init__(self, **about):
+        super().__init__(**{"asked": RunAsked(), "learned": JobLearned(), **about})
+
     may_replan_by, runs_on = Session.may_replan_by, Session.runs_on
     was_checked, was_audited = Session.was_checked, Session.was_audited
 
@@ -132,8 +137,9 @@ def test_all_ranks_of_torchrun_go_on_by_the_plan_that_joins_none(
     for rank in range(2):
         monkeypatch.setenv("RANK", str(rank))
         ends.append(Rendezvous(store))
-        one = asked(searched, tmp_path, found=None if rank else Examined(), given_plan=None)
-        one.author, one.text, one.num_steps, one.units = one.job, "", 4, None
+        one = asked(searched, tmp_path)
+        one.knows(None if rank else Examined())
+        one.author, one.num_steps = one.job, 4
         one.windows = lambda *_: SimpleNamespace(programs=())
         sessions.append(one)
 

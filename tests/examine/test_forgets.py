@@ -15,7 +15,7 @@ from penstock.errors import CheckpointError
 from penstock.examine.examine import Examined
 from penstock.job import Job
 from penstock.listener import SILENT
-from penstock.training.session import Session
+from penstock.training.examination import check_goes_on
 
 
 def job_of(optimizer: Callable[..., Optimizer]) -> Job:
@@ -72,9 +72,9 @@ def test_it_is_refused_by_the_process_that_leads_before_a_rank_begins(asked) -> 
     session = SimpleNamespace(job=job, key="", care=care, listener=SILENT, elastic=False)
     session.elastic = asked.get("elastic", False)
     with pytest.raises(CheckpointError, match=r"^the job.s optimizer cannot be resumed"):
-        Session._check_resumed(session, Examined(), asked.get("resume"))
+        check_goes_on(session, Examined(), asked.get("resume"))
     session.care.forget = True
-    Session._check_resumed(session, Examined(), asked.get("resume"))
+    check_goes_on(session, Examined(), asked.get("resume"))
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,9 @@ from penstock.pilot.wishes import (
 )
 from penstock.search import Fixed
 from penstock.training.elastic_run import follower_in
-from penstock.training.session import FILES, Session
+from penstock.training.run_asked import RunAsked
+from penstock.training.run_folder import FILES, words_to_resume
+from penstock.training.session import Session
 from tests.cli import mlp
 
 START_S, TICK_S, STEPS = 10.0, 1.0, 400
@@ -365,10 +367,9 @@ def test_a_file_that_is_gone_or_spoilt_does_not_end_the_run(
 def test_a_run_that_was_stopped_says_how_it_goes_on_with_its_machines(tmp_path: Path) -> None:
     """A share is a part of what all ranks take: so they are said again where the batch follows."""
     job = replace(mlp.job(), num_steps=STEPS)
-    about = {"author": job, "given_plan": None, "resume": False, "there": Machines()}
-    fixed = Fixed(ranks=3)
-    session = Session(job, "a.py:job", tmp_path, STEPS, fixed, elastic=True, **about)
-    assert session.resumption().endswith("--resume --elastic")
+    asked, fixed = RunAsked(text="a.py:job"), Fixed(ranks=3)
+    session = Session(job, job, tmp_path, STEPS, fixed, Machines(), asked, elastic=True)
+    assert words_to_resume(session).endswith("--resume --elastic")
     by_ranks = replace(session, job=replace(job, batch_by_ranks=True))
-    assert by_ranks.resumption().endswith("--resume --elastic --ranks 3")
-    assert replace(session, elastic=False).resumption().endswith("--resume")
+    assert words_to_resume(by_ranks).endswith("--resume --elastic --ranks 3")
+    assert words_to_resume(replace(session, elastic=False)).endswith("--resume")

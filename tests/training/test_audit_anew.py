@@ -12,6 +12,7 @@ import penstock as ps
 from penstock.prove.audits import Audited
 from penstock.training import audit_anew
 from penstock.training.audit_anew import AuditSeat, audit_beside, begun_anew, seat_for
+from penstock.training.run_asked import RunAsked
 
 
 @dataclass
@@ -68,7 +69,7 @@ def test_it_holds_no_more_than_is_left(monkeypatch, tmp_path, plain):
     job = ps.Job(*about, sums="bfloat16")
     device: Any = DEVICES[1]
     seat = AuditSeat(device, 60, plain)
-    session: Any = SimpleNamespace(folder=tmp_path, author=job, audit=None, key="")
+    session: Any = SimpleNamespace(folder=tmp_path, author=job, asked=RunAsked(), key="")
     asked, told = begun_anew(session, seat, None, 2).asked, list[Any]()
     monkeypatch.setattr(audit_anew, "asked_beside", lambda: json.loads(json.dumps(asked)))
     monkeypatch.setattr(audit_anew, "answer_beside", told.append)

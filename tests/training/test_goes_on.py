@@ -19,16 +19,16 @@ from penstock.processes.child import in_a_fork
 from penstock.runtime.autopsy import by_the_data
 from penstock.runtime.finite import NotFinite, NotFiniteError, check_loss
 from penstock.training.plan_choice import other_job
+from penstock.training.run_asked import JobLearned
+from penstock.training.run_folder import check_micro_batches
 from penstock.training.saved import keep_job, kept_micro_batches
 from penstock.training.session import Session
 from tests.cli import mlp
 
 
 def session(folder, job: ps.Job, **fields) -> Session:
-    about = {"num_steps": 9, "fixed": None, "given_plan": None, "resume": True, "goal": None}
-    return Session(
-        job=job, author=job, text="", folder=folder, there=SimpleNamespace(), **{**about, **fields}
-    )
+    about = {"num_steps": 9, "fixed": None, "resume": True, **fields}
+    return Session(job=job, author=job, folder=folder, there=SimpleNamespace(), **about)
 
 
 @pytest.mark.parametrize(("before", "done", "next_one"), [(8, 3, "24"), (2, 1000, "2,000")])
@@ -38,18 +38,18 @@ def test_other_micro_batches_than_before_are_refused_with_the_place_in_the_data(
     keep_job(tmp_path, "", 9, before)
     own = session(tmp_path, mlp.job())
     with pytest.raises(PlanError, match=f"micro-batch {next_one} of the data is next") as caught:
-        own._check_micro_batches(done)
+        check_micro_batches(own, done)
     assert f"micro_batches={before} again" in caught.value.hint
 
 
 def test_equal_micro_batches_or_those_that_nobody_kept_are_not_refused(tmp_path) -> None:
     own = session(tmp_path, mlp.job())
-    own._check_micro_batches(3)
+    check_micro_batches(own, 3)
     keep_job(tmp_path, "", 9)
     assert kept_micro_batches(tmp_path) is None
-    own._check_micro_batches(3)
+    check_micro_batches(own, 3)
     keep_job(tmp_path, "", 9, mlp.job().micro_batches)
-    own._check_micro_batches(3)
+    check_micro_batches(own, 3)
 
 
 @pytest.mark.parametrize(
@@ -62,10 +62,10 @@ def test_equal_micro_batches_or_those_that_nobody_kept_are_not_refused(tmp_path)
 def test_elastic_run_without_a_plan_is_refused_with_the_reason(
     tmp_path, found: Examined, untraced: str, why: str
 ) -> None:
-    own = session(tmp_path, mlp.job(), elastic=True, untraced=untraced)
+    own = session(tmp_path, mlp.job(), elastic=True, learned=JobLearned(untraced=untraced))
     with pytest.raises(PlanError, match=why) as caught:
         own.train_eagerly(0, None, found)
-    assert "leave out --elastic" in caught.value.hint
+    assert "leave out elastic" in caught.value.hint
 
 
 def frozen(names: tuple[str, ...]) -> ps.Job:

@@ -14,6 +14,7 @@ from penstock.errors import GraphError
 from penstock.runtime import launch
 from penstock.training import local_ranks, rendezvous, torchrun
 from penstock.training.local_ranks import UNPLANNED, UnplannedError, ranks_to_start, start_ranks
+from penstock.training.run_asked import JobLearned, RunAsked
 
 GPUS = tuple(Device("cuda", index) for index in range(4))
 
@@ -129,7 +130,8 @@ def test_an_elastic_run_is_never_trained_as_replicas_without_a_plan(
 
     end = SimpleNamespace(rank=1, num_ranks=2, begin=lambda listener: None, leave=lambda: None)
     end.fail = lambda problem: None
-    session = SimpleNamespace(elastic=elastic, is_strict=lambda: False, listener=None, found=None)
+    session = SimpleNamespace(elastic=elastic, is_strict=lambda: False, listener=None)
+    session.asked, session.learned = RunAsked(), JobLearned()
     monkeypatch.setattr(launch, "torchrun_store", lambda: None)
     monkeypatch.setattr(rendezvous, "Rendezvous", lambda store: end)
     monkeypatch.setattr(torchrun, "_trained", fails)

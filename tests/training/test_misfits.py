@@ -118,7 +118,7 @@ def session(**options):
     care = SimpleNamespace(check=options.pop("check", True))
     strict = options.pop("strict", False)
     fixed = {"is_strict": lambda: strict, "elastic": False, "care": care, "goal": None}
-    fixed |= {"policy": None, **options}
+    fixed |= {"asked": SimpleNamespace(policy=options.pop("policy", None)), **options}
     about = SimpleNamespace(author=job_of(greater), job=job_of(greater), key="", **fixed)
     about.was_audited = lambda audited: setattr(about, "audited", audited)
     return about

@@ -84,7 +84,7 @@ def audit_beside(session: "Session") -> None:
         case = replace(_case(session, plan), by_parts=asked["by_parts"])
     case = replace(case, forgets=partial(forgets, case.job, session.key))
     device.reset_peak()
-    found = audit_asked(case, session.folder, session.audit, asked)
+    found = audit_asked(case, session.folder, session.asked.audit, asked)
     most = device.peak_bytes
     answer_beside(asdict(replace(found, room_bytes=asked["room_bytes"], most_bytes=most)))
 
@@ -98,7 +98,7 @@ def _case(session: "Session", plan: Plan) -> "Case":
         return untraced_case(session.author, plan, (0,))
     captured = session.trace()
     if captured is None:
-        raise GraphError(session.untraced)
+        raise GraphError(session.learned.untraced)
     choice = Choice(*for_plan(session.job, plan, captured, SILENT), plan)
     return case_of(Planned(session.author, choice.captured, plan), (0,), begun=True)
 

@@ -60,7 +60,7 @@ def audits_of(session: "Session", plan: "Plan | None") -> Audits | None:
 
     plan:     None: they are eager replicas.
     """
-    if not session.audit.share or not session.care.check or _changes_much(session):
+    if not session.asked.audit.share or not session.care.check or _changes_much(session):
         return None
     if plan is not None and not trains(plan.schedule):
         return None
@@ -94,7 +94,7 @@ def audited(
     why = "check is off" if not session.care.check else ""
     if _changes_much(session):
         why = "what its steps are follows the ranks that are there"
-    why = why or why_not(case, session.audit, session.folder, basis)
+    why = why or why_not(case, session.asked.audit, session.folder, basis)
     begun = None if why or can_fork() else anew()
     if why := why or (begun if isinstance(begun, str) else ""):
         session.was_audited(Audited(left_out=why))
@@ -103,7 +103,7 @@ def audited(
     case = replace(case, forgets=partial(forgets, case.job, session.key))
     keep_audited(session.folder / "checkpoints", first_step)
     begins = None if isinstance(begun, str) else begun
-    with auditing(case, session.folder, board, session.audit, basis, begins) as auditor:
+    with auditing(case, session.folder, board, session.asked.audit, basis, begins) as auditor:
         session.audited_by(auditor)
         try:
             yield
@@ -197,7 +197,7 @@ def check(session: "Session", first_step: int, begun_with: Path | None) -> None:
     problem = session.audited.problem
     if problem is None:
         return
-    if session.audit.otherwise == "warn":
+    if session.asked.audit.otherwise == "warn":
         session.listener.say(f"warning: {DiffersError(problem, session.folder).message}")
         return
     session.listener.say(DiffersError(problem, session.folder).message)
@@ -264,7 +264,7 @@ def go_on(
     """
     (step, place), why = problem.back, problem.audit.problem
     session.was_audited(Audited(cpu_s=session.audited.cpu_s, back=(problem.audit,)))
-    if session.audit.otherwise == "stop" or session.care.strict:
+    if session.asked.audit.otherwise == "stop" or session.care.strict:
         raise problem
     if choice is not None and choice.plan.terms.compiled:
         other = session.without_compiling(choice, why)

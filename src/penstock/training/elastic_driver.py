@@ -55,6 +55,8 @@ from penstock.training.elastic_run import (
 from penstock.training.ending import tell_members
 from penstock.training.generation_news import Happenings
 from penstock.training.results import Trained, explained
+from penstock.training.run_folder import clear_after, follow_policy, tell_newest, words_to_resume
+from penstock.training.run_steps import awaits, heard_by
 
 if TYPE_CHECKING:
     from penstock.checkpoints.control import Board
@@ -126,11 +128,11 @@ def run_of(
     goal = None if session.goal is None else session.goal.goal
     audits = audits_of(session, plans[max(plans)]) is not None
     terms = RunTerms(
-        every=session.every,
-        keep=session.keep,
+        every=session.asked.every,
+        keep=session.asked.keep,
         checked=session.checked,
         until=goal,
-        mirror=session.mirror,
+        mirror=session.asked.mirror,
         audits=audits,
         forgets=session.care.forget,
         job=session.job_terms.from_anywhere(),
@@ -140,7 +142,7 @@ def run_of(
     about = plans, steps.start, steps.stop, session.folder, resume
     cursors = cursors_in(session.folder) if resume is not None else ()
     by_ranks = session.job.batch_by_ranks, cursors
-    token = new_token(is_encrypted=session.tls)
+    token = new_token(is_encrypted=session.asked.tls)
     return ElasticRun(ways, task, *about, token, terms, *by_ranks)
 
 
@@ -155,8 +157,8 @@ def train(session: "Session", choice: Choice, first_step: int, checkpoint: Path 
         steps = range(first_step, session.num_steps)
         plans = planned(session.folder, ways, choice, session.listener)
         run = run_of(session, ways, plans, steps, checkpoint, board)
-        session.clear(first_step, checkpoint)
-        session.follow(resume=checkpoint is not None, here=True)
+        clear_after(session, first_step, checkpoint)
+        follow_policy(session, resume=checkpoint is not None, here=True)
         follower = follower_in(session.folder, session.num_steps)
         pools = [""] * choice.plan.total_ranks
         while True:
@@ -170,7 +172,7 @@ def train(session: "Session", choice: Choice, first_step: int, checkpoint: Path 
                 break
             run = _going_on(session, run)  # no machine was wanted for a while
         if trained == "stopped":
-            raise Stopped(board.asked() or signal.SIGTERM, session.resumption())
+            raise Stopped(board.asked() or signal.SIGTERM, words_to_resume(session))
         if follower is not None:
             session.listener.say(follower.ended(session.num_steps))
     return trained
@@ -264,7 +266,7 @@ def lived(
     about = RunAbout(session.num_steps, samples, tokens, session.checked)
     own = Chronicle(session.folder, session.job, about, partial(_ended_by, session), session.goal)
     look = Happenings(session.folder, session.listener).hear
-    heard = (*(session.heard_by(micro_batches) if calls else ()), look)
+    heard = (*(heard_by(session, micro_batches) if calls else ()), look)
     with session.listener.steps(first_step, session.num_steps, predicted) as show:
 
         def done(step: StepResult) -> None:
@@ -272,11 +274,13 @@ def lived(
             for hear in (show, *heard):
                 hear(row)
 
-        steps = Steps(0 if session.job.batch_by_ranks else micro_batches, done, session.awaits)
+        steps = Steps(
+            0 if session.job.batch_by_ranks else micro_batches, done, partial(awaits, session)
+        )
         try:
             run_here()(start, steps.add, Scribe(own.report, own.finish), here)
         except KeyboardInterrupt:
-            session.tell_newest()
+            tell_newest(session)
             raise
         except NobodyLeftError as problem:
             if not anybody_at(addresses_in(session.folder).members.values()):

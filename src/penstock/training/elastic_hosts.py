@@ -40,6 +40,7 @@ from penstock.training.elastic_driver import (
     ways_of,
 )
 from penstock.training.elastic_run import ElasticRun
+from penstock.training.run_folder import clear_after, follow_policy, words_to_resume
 
 if TYPE_CHECKING:
     from penstock.checkpoints.control import Board
@@ -87,7 +88,7 @@ def train_on_hosts(
         if leads:
             found = with_audits(session, found, *begin)
         if found == "stopped" and leads:
-            raise Stopped(board.asked() or signal.SIGTERM, session.resumption())
+            raise Stopped(board.asked() or signal.SIGTERM, words_to_resume(session))
     return found if leads and found != "stopped" else None
 
 
@@ -104,8 +105,8 @@ def _run(
     if rendezvous.rank == 0:
         plans = planned(folder, ways, choice, session.listener)
         run = run_of(session, ways, plans, steps, checkpoint, board)
-        session.clear(first_step, checkpoint)
-        session.follow(resume=checkpoint is not None, here=False)
+        clear_after(session, first_step, checkpoint)
+        follow_policy(session, resume=checkpoint is not None, here=False)
         write_addresses(run.addresses, {})
         rendezvous.put(_READY, _digest(run.token))
         return run

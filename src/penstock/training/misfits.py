@@ -98,7 +98,7 @@ def gone_back(
 
 def _asked(session: "Session") -> str:
     """Return what was asked for that only plans do, in words; empty: nothing."""
-    if session.policy is not None:
+    if session.asked.policy is not None:
         return "policy"
     if session.job.batch_by_ranks:
         return "Job.batch_by_ranks"

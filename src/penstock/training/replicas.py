@@ -16,7 +16,10 @@ from penstock.errors import RunError
 from penstock.examine.eager_memory import check_memory
 from penstock.runtime.stop import Stopped, stopping
 from penstock.training import audited_run
+from penstock.training.examination import compare_with_before, examine_job, tell_of_step
 from penstock.training.local_ranks import unplanned
+from penstock.training.run_folder import begun_from, clear_after, set_aside_earlier, words_to_resume
+from penstock.training.run_steps import awaits, run_steps
 from penstock.typed import typed
 
 if TYPE_CHECKING:
@@ -47,11 +50,11 @@ def train_replicas(
     from penstock.runtime.launch import under
 
     count = rendezvous.num_ranks
-    agree(rendezvous, "the start", start_facts(session.job, session.asked()))
-    begin = session.start()
+    agree(rendezvous, "the start", start_facts(session.job, session.alike()))
+    begin = begun_from(session)
     agree(rendezvous, "the first step", {"first step": str(begin[0])})
     found = _examined(session, rendezvous, begin[1])
-    why = session.untraced or found.no_plan or "it is trained eagerly"
+    why = session.learned.untraced or found.no_plan or "it is trained eagerly"
     check_memory(session.job, session.fixed.memory, count, why)
     if session.care.check:
         agree_on_data(rendezvous, session.author, begin[0] * session.author.micro_batches)
@@ -59,7 +62,7 @@ def train_replicas(
     else:
         session.was_checked(NO_CHECK)
     board, steps = StoreBoard(under(rendezvous.store, "board")), range(begin[0], session.num_steps)
-    launch = partial(launch, steps=steps, awaits=session.awaits)
+    launch = partial(launch, steps=steps, awaits=partial(awaits, session))
     own, leads = Replicas(found, count, *begin), rendezvous.rank == 0
     outcome = run_eagerly(session, own, launch, board=board, leads=leads)
     return None if outcome is None else session.finished(outcome, None)
@@ -74,11 +77,11 @@ def _examined(session: "Session", rendezvous: "Rendezvous", checkpoint: Path | N
     from penstock.runtime.eager import replicas_of
 
     if rendezvous.rank == 0:
-        found = session.examine(checkpoint)
+        found = examine_job(session, checkpoint)
         rendezvous.put(_FOUND, json.dumps(found.to_json()))
-        session.set_aside()
-        session.tell(None)
-        session.compare(found, None, checkpoint)
+        set_aside_earlier(session)
+        tell_of_step(session, None)
+        compare_with_before(session, found, None, checkpoint)
     else:
         found = typed(Examined, json.loads(rendezvous.take(_FOUND)))
     count = rendezvous.num_ranks
@@ -171,14 +174,14 @@ def run_eagerly(
             launch(run, own.num_ranks, _unheard)
             return None
         session.folder.mkdir(parents=True, exist_ok=True)
-        session.clear(own.first_step, own.checkpoint)
+        clear_after(session, own.first_step, own.checkpoint)
         for name in ("plan.json", "predicted.trace.json"):  # of an older run that had a plan
             (session.folder / name).unlink(missing_ok=True)
         with audited_run.eagerly_audited(session, own.num_ranks, board, own.first_step):
-            outcome = session.run_steps(run, own.num_ranks, None, own.first_step, launch)
+            outcome = run_steps(session, run, own.num_ranks, None, own.first_step, launch)
         audited_run.check(session, own.first_step, own.checkpoint)
         if outcome is None:
-            raise Stopped(board.asked(), session.resumption())
+            raise Stopped(board.asked(), words_to_resume(session))
     return outcome
 
 
@@ -191,13 +194,13 @@ def _task(session: "Session", own: Replicas, board: "Board") -> "EagerTask":
         own.first_step,
         session.num_steps - own.first_step,
         session.folder / "checkpoints",
-        session.every.steps,
+        session.asked.every.steps,
         own.checkpoint,
         laws=own.found.laws,
         validate_every=session.job.validate_every or 0,
-        every_s=session.every.seconds,
+        every_s=session.asked.every.seconds,
         board=board,
-        policy=SavePolicy(session.keep, session.every.mtbf_s),
+        policy=SavePolicy(session.asked.keep, session.asked.every.mtbf_s),
         audits=None if own.num_ranks == 1 else audited_run.audits_of(session, None),
         forgets=session.care.forget,
     )

@@ -31,7 +31,7 @@ def plans_keys(session: "Session") -> bool:
     """Return whether the steps of a session have several shapes that a plan may have."""
     from penstock.runtime.launch import under_torchrun
 
-    asked = session.elastic, session.goal, session.policy, session.job.batch_by_ranks
+    asked = session.elastic, session.goal, session.asked.policy, session.job.batch_by_ranks
     return len(keys_of(session.job)) > 1 and not (any(asked) or under_torchrun())
 
 
@@ -74,7 +74,7 @@ def with_shapes(session: "Session", choice: Choice) -> Choice:
     """
     start, there = time.perf_counter(), session.there
     cluster = there.cluster or machines(None, choice.plan.total_ranks, there.listener)
-    made = with_keys(choice, session.job, session.shapes, there, cluster)
+    made = with_keys(choice, session.job, session.learned.shapes, there, cluster)
     if is_too_large(made, cluster.within(session.fixed.memory)):
         raise MemoryShortError("the step of the largest shape has no room by this plan")
     made.plan.save(session.folder / "plan.json")
@@ -91,10 +91,10 @@ def chosen(session: "Session", choose: "Callable[[Capture], Choice]") -> Choice:
     Raises:   as `with_shapes`, and as `choose`.
     """
     try:
-        return with_shapes(session, choose(session.shapes[0].captured))
+        return with_shapes(session, choose(session.learned.shapes[0].captured))
     except MemoryShortError as problem:
-        shapes = largest_first(session.shapes)
-        if shapes == session.shapes:
+        shapes = largest_first(session.learned.shapes)
+        if shapes == session.learned.shapes:
             raise
         session.listener.say(f"{problem.message}: planning for the largest")
         session.planned_for(shapes)

@@ -43,11 +43,14 @@ from penstock.pilot.replan import SearchBasis
 from penstock.plan.plan import Plan
 from penstock.profile.profile import Profile
 from penstock.rules.rule import Rule
+from penstock.training.examination import compare_with_before, examine_job, tell_of_step
 from penstock.training.job_notices import noticing
 from penstock.training.local_ranks import are_replicas, unplanned
 from penstock.training.lock import locked
 from penstock.training.misfits import gone_back
 from penstock.training.replicas import WITHOUT_ELASTIC, train_replicas
+from penstock.training.run_folder import begun_from, set_aside_earlier
+from penstock.training.run_steps import awaits
 from penstock.typed import typed
 
 if TYPE_CHECKING:
@@ -164,7 +167,7 @@ def _gone_on(
     from penstock.runtime.launch import under
     from penstock.training.rendezvous import Rendezvous
 
-    again, found = Rendezvous(under(rendezvous.store, "without a plan")), session.found
+    again, found = Rendezvous(under(rendezvous.store, "without a plan")), session.learned.found
     try:
         again.begin(session.listener)
         session.goes_on_unplanned(care)
@@ -188,12 +191,12 @@ def _train(session: "Session", rendezvous: "Rendezvous") -> "Trained | None":
     rank, world = rendezvous.rank, rendezvous.num_ranks
     # what no plan can train is not started so
     session.needs_plan()
-    agree(rendezvous, "the start", start_facts(session.job, session.asked()))
-    first_step, checkpoint = session.start()
+    agree(rendezvous, "the start", start_facts(session.job, session.alike()))
+    first_step, checkpoint = begun_from(session)
     _check_start(rendezvous, first_step, session.folder)
-    found = session.examine(checkpoint) if rank == 0 else None
+    found = examine_job(session, checkpoint) if rank == 0 else None
     session.knows(found)
-    _check_ranks(session.given_plan, world)
+    _check_ranks(session.asked.given_plan, world)
     captured = _traced_alike(session, rendezvous, first_step)
     if found is not None:
         found.refuse_failed()
@@ -217,7 +220,7 @@ def _replicas(session: "Session | None", rendezvous: "Rendezvous") -> int:
     """Return of how many replicas without a plan a job can be trained, as rank 0 has found it."""
     from penstock.runtime.eager import replicas_of
 
-    found = None if session is None else session.found
+    found = None if session is None else session.learned.found
     if session is None or found is None or found.one_process:
         return 1
     return replicas_of(session.job, rendezvous.num_ranks, found.laws)
@@ -232,7 +235,7 @@ def _members(cluster: Cluster | None, plan: Plan, world: int) -> tuple[int, ...]
 def _of_run(launch: "Launch", session: "Session", first_step: int) -> "Launch":
     """Return the launcher of a run's steps, told by the job's own micro-batches."""
     steps, count = range(first_step, session.num_steps), session.job.micro_batches
-    return partial(launch, steps=steps, awaits=session.awaits, micro_batches=count)
+    return partial(launch, steps=steps, awaits=partial(awaits, session), micro_batches=count)
 
 
 def _shared_basis(session: "Session", choice: Choice, captured: "Capture") -> SearchBasis | None:
@@ -242,12 +245,12 @@ def _shared_basis(session: "Session", choice: Choice, captured: "Capture") -> Se
     for; the others trace a step with more joined when it is to be run.
     """
     is_divided = choice.plan.tensor > 1  # then the plan stays
-    if session.basis is not None or session.given_plan is not None or is_divided:
+    if session.basis is not None or session.asked.given_plan is not None or is_divided:
         return session.basis
     first = Joining(1, session.job, captured, ())
     own = Joining(choice.plan.terms.joined, choice.job, choice.captured, ())
     ways = (own,) if first.is_of(choice.plan) else (first, own)
-    return SearchBasis(ways, session.fixed, session.units, 0.0)
+    return SearchBasis(ways, session.fixed, session.asked.units, 0.0)
 
 
 def _check_start(rendezvous: "Rendezvous", first_step: int, folder: Path) -> None:
@@ -284,10 +287,10 @@ def _settled(start: _Outset) -> "tuple[Choice, Launch]":
     if not checked.problem:
         return choice, launch
     session, apart = start.session, None
-    if session.found is None:
+    if session.learned.found is None:
         session.may_replan_by(None)  # rank 0 tries another plan
     else:
-        apart = unjoined_choice(session, choice, session.found, checked.problem)
+        apart = unjoined_choice(session, choice, session.learned.found, checked.problem)
         checked.check(strict=apart is None)
     choice, launch, checked = _tried(start, apart, 1)
     checked.check(strict=True)
@@ -301,8 +304,8 @@ def _tried(start: _Outset, choice: Choice | None, number: int) -> "tuple[Choice,
     number:   of the plan.
     """
     session, rendezvous, captured, begin, cluster, numbers = start
-    if session.found is not None:
-        choice = choice or _led(start, session.found)
+    if session.learned.found is not None:
+        choice = choice or _led(start, session.learned.found)
         rendezvous.put(_PLAN.format(number), json.dumps(choice.plan.to_json()))
         rendezvous.put(_ASK.format(next(numbers)), _ENOUGH)
     else:
@@ -351,7 +354,7 @@ def _prove(start: _Outset, choice: Choice, launch: "Callable[..., list[RankResul
     if rendezvous.rank == 0:
         care = session.care._replace(strict=choice.plan.terms.joined == 1)
         steps = range(begin[0], session.num_steps)
-        checked = proved(planned, session.text, steps, care, prove, session.listener)
+        checked = proved(planned, session.asked.text, steps, care, prove, session.listener)
         session.was_checked(checked.words)
         if not rendezvous.is_told(asks):  # it was proved before
             rendezvous.put(asks, "[]")
@@ -379,11 +382,11 @@ def _traced_alike(session: "Session", rendezvous: "Rendezvous", first_step: int)
 
     if session.care.check:
         agree_on_data(rendezvous, session.author, first_step * session.author.micro_batches)
-    with noticing() as session.noticed:
+    with noticing() as session.learned.noticed:
         hint = WITHOUT_ELASTIC if session.elastic else _WITHOUT_TORCHRUN
         captured = _traced(session.job, session.listener, session.fixed.rules, hint)
     if rendezvous.rank == 0:
-        session.tell(captured)
+        tell_of_step(session, captured)
     agree(rendezvous, "the step", {"graph": captured.graph.digest})
     if session.care.check:
         agree_on_model(rendezvous, captured)
@@ -426,10 +429,10 @@ def _surveyed(rendezvous: "Rendezvous", listener: Listener) -> Cluster:
 def _led(start: _Outset, found: "Examined") -> Choice:
     """Return what rank 0 chooses."""
     session, rendezvous, captured, (_, checkpoint), cluster, numbers = start
-    session.compare(found, captured, checkpoint)
+    compare_with_before(session, found, captured, checkpoint)
     profile = partial(_profiled, rendezvous, numbers, session.job)
     session.runs_on(Machines(cluster, profile, session.listener))
-    session.set_aside()
+    set_aside_earlier(session)
     return session.choose(captured, checkpoint, found.settled(captured))
 
 

@@ -47,6 +47,7 @@ from penstock.training.joining import is_under_way, join_on_host
 from penstock.training.lock import locked
 from penstock.training.mirror import url_of
 from penstock.training.options import OPTIONS, Options, check_known
+from penstock.training.run_asked import RunAsked
 from penstock.training.saved import check_policy, text_in
 from penstock.training.session import Session
 from penstock.training.torchrun import train_under_torchrun
@@ -206,28 +207,31 @@ def _session(request: Request, heard: Listener) -> Session:  # long: option by o
         request.hearing.folder = folder / "checkpoints"
     fixed = _fixed(options, found.job, said, follows)
     policy, units = options.get("policy"), options.get("units")
+    asked = RunAsked(
+        text=request.job if isinstance(request.job, str) else "",
+        weights=begins,
+        given_plan=chosen,
+        units=flag_text.units_asked(None if units is None else str(units)),
+        every=_every(options, there, heard),
+        keep=parse_keep(options.get("keep", "2")),
+        on_step=None if request.hearing is None else request.hearing.hear,
+        tls=options.get("tls", False),
+        policy=None if policy is None else Path(policy),
+        mirror=url_of(options.get("out")),
+        audit=parse_audit(options.get("audit", "1%")),
+    )
     return Session(
         job=found.job,
         author=found.author,
-        text=request.job if isinstance(request.job, str) else "",
-        weights=begins,
         folder=folder,
         num_steps=options.get("num_steps") or found.job.num_steps,
         fixed=fixed,
-        given_plan=chosen,
-        resume=options.get("resume", False),
         there=Machines(there, listener=heard),
-        every=_every(options, there, heard),
-        keep=parse_keep(options.get("keep", "2")),
+        asked=asked,
+        resume=options.get("resume", False),
         care=_care(options),
-        on_step=None if request.hearing is None else request.hearing.hear,
-        units=flag_text.units_asked(None if units is None else str(units)),
         elastic=options.get("elastic", False),
-        tls=options.get("tls", False),
-        policy=None if policy is None else Path(policy),
         goal=_goal(options, found.job),
-        mirror=url_of(options.get("out")),
-        audit=parse_audit(options.get("audit", "1%")),
     )
 
 

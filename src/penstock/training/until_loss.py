@@ -65,6 +65,7 @@ from penstock.schedule.recipe import name_of
 from penstock.schedule.schedule import Schedule
 from penstock.search.shapes import Fixed
 from penstock.training.results import Trained
+from penstock.training.run_folder import words_to_resume
 from penstock.units import format_seconds
 
 if TYPE_CHECKING:
@@ -156,10 +157,8 @@ class UntilRun:
     def _check_open(self, step: int) -> None:
         last = self.told.phases[-1] if self.told.phases else None
         own = step if last is None else last.own_at(step)
-        goal, hint = (
-            self.watch.goal.loss,
-            f"raise the number of steps: num_steps={self.session.num_steps + 1} at least",
-        )
+        goal, least = self.watch.goal.loss, self.session.num_steps + 1
+        hint = f"raise the number of steps: num_steps={least} at least"
         if self.watch.is_reached:
             message = f"after {step} steps the {self.watch.by} loss is {self.watch.value:.4g}"
             raise PlanError(message, hint=f"ask for a loss below {goal:g}")
@@ -336,7 +335,12 @@ class UntilRun:
         assert cluster is not None, "a plan is for some machines"
         choice = self._found(pair)
         profiles = self._profiles(choice)
-        if is_last and session.care.trial and not session.elastic and session.given_plan is None:
+        if (
+            is_last
+            and session.care.trial
+            and not session.elastic
+            and session.asked.given_plan is None
+        ):
             steps = math.ceil(self._limit / self._gain(pair[1]))
             run = partial(trial.seconds_of, self.found.laws)
             choice, profiles = compiled(choice, profiles, self.there, steps, run)
@@ -363,7 +367,7 @@ class UntilRun:
         cluster = self.there.cluster
         assert cluster is not None, "a plan is for some machines"
         profiles = self._profiles(choice)
-        about = choice, self.session.units, self.fixed
+        about = choice, self.session.asked.units, self.fixed
         return found_in_units(*about, profiles=profiles, cluster=cluster)
 
     def _profiles(self, choice: Choice) -> "tuple[Profile, ...]":
@@ -384,14 +388,16 @@ class UntilRun:
         job = replace(job, validate_every=every if self.watch.by == "validation" else None)
         ways = ways_for(self.ways, phase.micro_batches)
         ways = tuple(way._replace(job=_as_in(way, job)) for way in ways)
-        may_change = phase.is_last and session.given_plan is None and bool(ways)
+        may_change = phase.is_last and session.asked.given_plan is None and bool(ways)
         part = replace(
             session,
             job=job,
             author=self.told.job_of(session.author, len(self.told.phases) - 1),
             num_steps=phase.step + phase.steps,
             resume=False,
-            basis=SearchBasis(ways, self.fixed, session.units, _SEARCH_S) if may_change else None,
+            basis=SearchBasis(ways, self.fixed, session.asked.units, _SEARCH_S)
+            if may_change
+            else None,
             noise_every=EVERY if phase.is_last else 1,
         )
         division = choice.captured.batch.division
@@ -404,7 +410,7 @@ class UntilRun:
                 launch = local_launcher(choice.plan.total_ranks)
                 ran = part.ran(choice, step, self.checkpoint, launch)
         except Stopped as stopped:
-            raise Stopped(stopped.code - 128, session.resumption()) from None
+            raise Stopped(stopped.code - 128, words_to_resume(session)) from None
         assert ran is not None, "this process leads"
         self.newest = *ran, part
         self.checkpoint = latest(session.folder / "checkpoints")
@@ -561,8 +567,8 @@ def _exponent(session: "Session", captured: "Capture") -> float | None:
 def _grid(session: "Session", fixed: Fixed, ranks: int, power: float | None) -> list[Pair]:
     """Return all that may be chosen: what a user has fixed stays."""
     job = session.job
-    if session.given_plan is not None:
-        return [(session.given_plan.total_ranks, job.micro_batches)]
+    if session.asked.given_plan is not None:
+        return [(session.asked.given_plan.total_ranks, job.micro_batches)]
     grid = grid_of(fixed.ranks or ranks, job.micro_batches, job.batch_range)
     if fixed.ranks is not None:
         grid = [pair for pair in grid if pair[0] == fixed.ranks]

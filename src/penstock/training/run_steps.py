@@ -1,0 +1,75 @@
+"""Run steps: all steps of a run, each told of as it is done."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from penstock.choose.choose import Choice
+from penstock.errors import RunError
+from penstock.listener import Row
+from penstock.training.chronicle import row_of, sizes
+from penstock.training.results import explained, lines
+from penstock.training.run_folder import is_over, tell_newest
+from penstock.training.shapes import sizes_by_step
+
+if TYPE_CHECKING:
+    from penstock.runtime.launch import Work
+    from penstock.runtime.rank import StepResult
+    from penstock.runtime.run import Outcome
+    from penstock.training.session import Launch, Session
+
+
+def run_steps(
+    session: "Session",
+    work: "Work",
+    ranks: int,
+    choice: Choice | None,
+    first_step: int,
+    launch: "Launch",
+) -> "Outcome | None":
+    """Return what the run gave; None if it was asked to stop before its last step."""
+    from penstock.checkpoints.checkpoint import latest, load
+    from penstock.runtime.left_steps import complete_and_discard
+    from penstock.runtime.run import Steps, outcome_of
+
+    samples, tokens, micro_batches, predicted = sizes(session.job, choice)
+    sizes_of = sizes_by_step(choice, samples, tokens)
+    heard = heard_by(session, micro_batches)
+    with (
+        session.listener.steps(first_step, session.num_steps, predicted) as show,
+        lines(session.folder / "metrics.jsonl") as write,
+    ):
+
+        def done(step: "StepResult") -> None:
+            row = row_of(step, *sizes_of(step.step))
+            for hear in (write, show, *heard):
+                hear(row)
+
+        steps = Steps(micro_batches, done, partial(awaits, session))
+        try:
+            results = launch(work, ranks, steps.add)
+        except KeyboardInterrupt:
+            tell_newest(session)
+            raise
+        except RunError as problem:
+            complete_and_discard(session.folder / "checkpoints")
+            job = session.ended_by(choice).job if choice else session.job
+            raise explained(session.folder, job, problem, session.listener) from problem.__cause__
+        steps.flush()
+    newest = latest(session.folder / "checkpoints")
+    assert newest is not None, "a run ends with a checkpoint"
+    last = load(newest)
+    return outcome_of(results, steps, last.tensors) if is_over(session, last.step) else None
+
+
+def heard_by(session: "Session", micro_batches: int) -> list[Callable[[Row], object]]:
+    """Return who is told the rows of steps of so many micro-batches."""
+    goal = [] if session.goal is None else [partial(session.goal.hear, micro_batches=micro_batches)]
+    on_step = session.asked.on_step
+    return [*session.job.writers, *([on_step] if on_step else []), *goal]
+
+
+def awaits(session: "Session", step: int) -> bool:
+    """Return whether a validation is told of a step, if it is run at all and not stopped at."""
+    every = session.job.validate_every
+    return every is not None and ((step + 1) % every == 0 or step + 1 == session.num_steps)
