@@ -10,6 +10,7 @@ import typer
 from penstock.cli import face
 from penstock.cli.fleet_market import tell
 from penstock.cli.fleet_replay import Prices, ReportPage, market_of, prices_of
+from penstock.cli.of_flags import of_flags
 from penstock.errors import FleetError
 from penstock.files import Json
 from penstock.units import GB
@@ -26,27 +27,32 @@ _MOST_RANKS = 64
 _SAVED, _SAVED_BYTES_PER_S = 3, GB  # times the weights; a disk or a bucket
 
 
-def advise(  # noqa: PLR0913 - one argument per flag
-    job: Annotated[str, typer.Argument(metavar="JOB", help="job.toml, or a file.py[:name].")],
-    trace: Annotated[list[Path], typer.Option(help="Of machines and prices; may be repeated.")],
+class AdviseFlags(NamedTuple):
+    """What is to be trained by when, on which machines."""
+
+    job: Annotated[str, typer.Argument(metavar="JOB", help="job.toml, or a file.py[:name].")]
+    trace: Annotated[list[Path], typer.Option(help="Of machines and prices; may be repeated.")]
     deadline: Annotated[
         str | None, typer.Option(help="Hours until it must be done: 20 or 20h.")
-    ] = None,
-    budget: Annotated[str | None, typer.Option(help="Dollars: 400 or 400usd.")] = None,
+    ] = None
+    budget: Annotated[str | None, typer.Option(help="Dollars: 400 or 400usd.")] = None
     cluster: Annotated[
         Path | None, typer.Option(help="Of a file.py: a host of it is a machine.")
-    ] = None,
-    steps: Annotated[int, typer.Option(min=0, help="Of a file.py: steps to train.")] = 0,
+    ] = None
+    steps: Annotated[int, typer.Option(min=0, help="Of a file.py: steps to train.")] = 0
     measured: Annotated[
         Path | None,
         typer.Option(metavar="DIR|TOML", help="A run of the job: what it took is expected again."),
-    ] = None,
-    prices: Prices = None,
-    futures: Annotated[int, typer.Option(min=1, help="Futures for each choice.")] = 40,
-    policy_file: Annotated[Path | None, typer.Option(help="Write the choice to this TOML.")] = None,
-    report: ReportPage = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
-) -> None:
+    ] = None
+    prices: Prices = None
+    futures: Annotated[int, typer.Option(min=1, help="Futures for each choice.")] = 40
+    policy_file: Annotated[Path | None, typer.Option(help="Write the choice to this TOML.")] = None
+    report: ReportPage = None
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False
+
+
+@of_flags
+def advise(flags: AdviseFlags) -> None:
     """Say which machines to take when: policies times pools times plans, replayed over futures.
 
     Shown is the front of dollars and hours, the choice for the deadline and the budget, and why.
@@ -55,22 +61,22 @@ def advise(  # noqa: PLR0913 - one argument per flag
 
     Example: penstock fleet advise job.toml --trace spot.csv --deadline 30h --prices 3.06,0.92
     """
-    for place in (policy_file, report):
+    for place in (flags.policy_file, flags.report):
         if place is not None:
             face.check_place(place)
-    asked = _asked(deadline, budget)
-    what = _as_measured(_job(job, cluster, steps), measured, cluster)
-    there = market_of(trace, (), prices, what)
+    asked = _asked(flags.deadline, flags.budget)
+    what = _as_measured(_job(flags.job, flags.cluster, flags.steps), flags.measured, flags.cluster)
+    there = market_of(flags.trace, (), flags.prices, what)
     tell(there)
     tell_notice(there, what)
     with face.progress("trying choices") as told:
-        aim, found = _advised(there, what, asked, futures, told)
-    if policy_file is not None:
-        _write(found, aim, (trace, prices), policy_file)
-        face.say(f"wrote {policy_file}")
-    if report is not None:
-        _save_page(found, aim, report)
-    if as_json:
+        aim, found = _advised(there, what, asked, flags.futures, told)
+    if flags.policy_file is not None:
+        _write(found, aim, (flags.trace, flags.prices), flags.policy_file)
+        face.say(f"wrote {flags.policy_file}")
+    if flags.report is not None:
+        _save_page(found, aim, flags.report)
+    if flags.as_json:
         face.show_json(document(found))
     else:
         face.show(words(found))

@@ -1,13 +1,14 @@
 """penstock fleet predict: seconds of models and devices not measured, learned from others."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from penstock.cli import face
+from penstock.cli.of_flags import of_flags
 from penstock.errors import EstimateError
 from penstock.files import Json
 from penstock.units import format_seconds
@@ -22,30 +23,35 @@ _Fit = Annotated[
 ]
 
 
-def predict(  # noqa: PLR0913 - the flags of the command
-    what: Annotated[str, typer.Argument(metavar="JOB|CSV", help="A job, or a table.")],
-    fit: _Fit = None,
+class PredictFlags(NamedTuple):
+    """Of what, and from which measurements."""
+
+    what: Annotated[str, typer.Argument(metavar="JOB|CSV", help="A job, or a table.")]
+    fit: _Fit = None
     ranks: Annotated[
         str | None, typer.Option(metavar="DEVICE=N,...", help="Of a job: on which devices.")
-    ] = None,
+    ] = None
     cap: Annotated[
         list[str] | None, typer.Option(metavar="WHAT=X", help="server, link, loader: steps/s.")
-    ] = None,
+    ] = None
     scales: Annotated[
         str | None, typer.Option(metavar="RANKS=X,...", help="Measured steps/s, of 1 and more.")
-    ] = None,
-    observed: Annotated[float | None, typer.Option(help="Steps per second that it does.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Of the whole run.")] = None,
+    ] = None
+    observed: Annotated[float | None, typer.Option(help="Steps per second that it does.")] = None
+    steps: Annotated[int | None, typer.Option(min=1, help="Of the whole run.")] = None
     prices: Annotated[
         str | None, typer.Option(metavar="DEVICE=USD,...", help="Dollars an hour of a rank.")
-    ] = None,
-    every: Annotated[int, typer.Option(min=0, help="Steps from checkpoint to checkpoint.")] = 0,
-    losses: Annotated[float, typer.Option(min=0, help="Ranks expected to be preempted.")] = 0.0,
+    ] = None
+    every: Annotated[int, typer.Option(min=0, help="Steps from checkpoint to checkpoint.")] = 0
+    losses: Annotated[float, typer.Option(min=0, help="Ranks expected to be preempted.")] = 0.0
     equal_shares: Annotated[
         bool, typer.Option("--equal-shares", help="All ranks wait for the slowest.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
-) -> None:
+    ] = False
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False
+
+
+@of_flags
+def predict(flags: PredictFlags) -> None:
     """Predict seconds of models and devices not measured yet, from measurements of others.
 
     Of a table: each row, held out with its group, beside what was measured.  Of a job: a
@@ -54,19 +60,19 @@ def predict(  # noqa: PLR0913 - the flags of the command
 
     Example: penstock fleet predict measured.csv
     """
-    if what.endswith(".csv"):
-        _refuse(ranks=ranks, cap=cap, scales=scales, observed=observed, steps=steps, prices=prices)
-        _of_table(Path(what), fit or [], as_json=as_json)
+    if flags.what.endswith(".csv"):
+        about_jobs = "ranks", "cap", "scales", "observed", "steps", "prices"
+        _refuse({name: getattr(flags, name) for name in about_jobs})
+        _of_table(Path(flags.what), flags.fit or [], as_json=flags.as_json)
     else:
         from penstock.cli.fleet_predict_job import JobFlags, of_job
 
-        asked = JobFlags(
-            ranks, tuple(cap or ()), scales, observed, steps, every, losses, equal_shares, prices
-        )
-        of_job(what, fit or [], asked, as_json=as_json)
+        own = {name: getattr(flags, name) for name in JobFlags._fields if name != "cap"}
+        asked = JobFlags(cap=tuple(flags.cap or ()), **own)
+        of_job(flags.what, flags.fit or [], asked, as_json=flags.as_json)
 
 
-def _refuse(**flags: object) -> None:
+def _refuse(flags: Mapping[str, object]) -> None:
     given = [f"--{name}" for name, value in flags.items() if value is not None]
     if given:
         message = f"{', '.join(given)} given with a table"

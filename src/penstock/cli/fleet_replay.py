@@ -3,12 +3,13 @@
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from penstock.cli import face
 from penstock.cli.fleet_market import PoolNames, Traces, read, tell
+from penstock.cli.of_flags import of_flags
 from penstock.errors import FleetError
 
 if TYPE_CHECKING:
@@ -32,26 +33,31 @@ Prices = Annotated[
 ]
 
 
-def replay(  # noqa: PLR0913 - one argument per flag
-    traces: Traces,
-    job: JobFile,
-    deadline: Deadline,
+class FleetReplayFlags(NamedTuple):
+    """Which job, on which traces, by which policies."""
+
+    traces: Traces
+    job: JobFile
+    deadline: Deadline
     policy: Annotated[
         list[str] | None,
         typer.Option(help="NAME[,NUMBER...], module:function or a policy file; may be repeated."),
-    ] = None,
-    futures: Futures = 0,
-    seed: Seed = 0,
-    prices: Prices = None,
+    ] = None
+    futures: Futures = 0
+    seed: Seed = 0
+    prices: Prices = None
     history: Annotated[
         list[Path] | None,
         typer.Option(metavar="TRACE", help="Fit policies on this, not on TRACE."),
-    ] = None,
-    fitted: Annotated[bool, typer.Option("--fitted", help="Futures by laws of spells.")] = False,
-    pool: PoolNames = None,
-    report: ReportPage = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
-) -> None:
+    ] = None
+    fitted: Annotated[bool, typer.Option("--fitted", help="Futures by laws of spells.")] = False
+    pool: PoolNames = None
+    report: ReportPage = None
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False
+
+
+@of_flags
+def replay(flags: FleetReplayFlags) -> None:
     """Replay a job on machines that come, go and change their price: hours, dollars, work lost.
 
     On the trace as it is, or on futures that are sampled from it; beside the policies stands the
@@ -64,21 +70,22 @@ def replay(  # noqa: PLR0913 - one argument per flag
     from penstock.fleet.replay import check_deadline
     from penstock.fleet.work import read_job
 
-    if report is not None:
-        face.check_place(report)
-    what = read_job(job)
-    check_deadline(3600 * deadline)
-    there = market_of(traces, pool or (), prices, what)
-    past = market_of(history, pool or (), prices, what) if history else None
-    sampled = futures_of(there, what, futures, seed, deadline, fitted=fitted)
-    what = _saving(what, there if sampled[0] is not there else None, past, deadline)
-    rulers = rulers_of(policy or _POLICIES, there if past is None else past, what, deadline)
+    if flags.report is not None:
+        face.check_place(flags.report)
+    what = read_job(flags.job)
+    check_deadline(3600 * flags.deadline)
+    there = market_of(flags.traces, flags.pool or (), flags.prices, what)
+    fits, hours = flags.history, flags.deadline
+    past = market_of(fits, flags.pool or (), flags.prices, what) if fits else None
+    sampled = futures_of(there, what, flags.futures, flags.seed, hours, fitted=flags.fitted)
+    what = _saving(what, there if sampled[0] is not there else None, past, hours)
+    rulers = rulers_of(flags.policy or _POLICIES, there if past is None else past, what, hours)
     _tell_basis(there, rulers, is_own=past is None)
     with face.progress("replaying") as told:
-        found = judged(sampled, what, rulers, deadline_s=3600 * deadline, told=told)
-    if report is not None:
-        _save_page(sampled[0], what, found, report)
-    _show(found, as_json=as_json)
+        found = judged(sampled, what, rulers, deadline_s=3600 * flags.deadline, told=told)
+    if flags.report is not None:
+        _save_page(sampled[0], what, found, flags.report)
+    _show(found, as_json=flags.as_json)
 
 
 def _show(found: "Outcomes", *, as_json: bool) -> None:

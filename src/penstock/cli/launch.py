@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated, NamedTuple, get_args
 
 import typer
 
 from penstock.cli import face
+from penstock.cli.of_flags import of_flags
 from penstock.cli.of_job import JobCommand
 from penstock.cli.train import train
 from penstock.cluster.cluster import Cluster
@@ -18,47 +19,53 @@ from penstock.plan.plan import Plan
 _KINDS = "|".join(get_args(Kind))
 
 
-def launch(  # the flags of the command  # noqa: PLR0913
-    job: Annotated[str, typer.Argument(metavar="JOB", help="A file.py[:name] or module[:name].")],
-    kind: Annotated[str, typer.Option("--print", metavar=_KINDS, help="For which program.")],
-    cluster: Annotated[Path, typer.Option(help="The machines (TOML) to start it on.")],
+class LaunchFlags(NamedTuple):
+    """What is to be launched, and where."""
+
+    job: Annotated[str, typer.Argument(metavar="JOB", help="A file.py[:name] or module[:name].")]
+    kind: Annotated[str, typer.Option("--print", metavar=_KINDS, help="For which program.")]
+    cluster: Annotated[Path, typer.Option(help="The machines (TOML) to start it on.")]
     flags: Annotated[
         list[str] | None, typer.Argument(metavar="-- FLAGS", help="Of `penstock train`.")
-    ] = None,
-    plan: Annotated[Path | None, typer.Option(help="Train with this plan, on its hosts.")] = None,
+    ] = None
+    plan: Annotated[Path | None, typer.Option(help="Train with this plan, on its hosts.")] = None
     policy: Annotated[
         Path | None, typer.Option(help="Follow this policy: the hosts are those it begins with.")
-    ] = None,
-    image: Annotated[str, typer.Option(help="Of a container, for kubernetes.")] = "",
-    volume: Annotated[str, typer.Option(help="A claim that all hosts see, for kubernetes.")] = "",
-    name: Annotated[str, typer.Option(help="Default: that of the job.")] = "",
-    out: Annotated[Path | None, typer.Option(help="Write it to this file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print it as a text of JSON.")] = False,
-) -> None:
+    ] = None
+    image: Annotated[str, typer.Option(help="Of a container, for kubernetes.")] = ""
+    volume: Annotated[str, typer.Option(help="A claim that all hosts see, for kubernetes.")] = ""
+    name: Annotated[str, typer.Option(help="Default: that of the job.")] = ""
+    out: Annotated[Path | None, typer.Option(help="Write it to this file.")] = None
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as a text of JSON.")] = False
+
+
+@of_flags
+def launch(asked: LaunchFlags) -> None:
     """Print what torchrun, Kubernetes, SkyPilot or Slurm needs to train a job on a cluster.
 
     Example: penstock launch job.py --print slurm --cluster c.toml -- --out /shared/run --resume
     """
-    found = next((each for each in get_args(Kind) if each == kind), None)
+    found = next((each for each in get_args(Kind) if each == asked.kind), None)
     if found is None:
-        raise PlanError(f'--print is "{kind}"', hint=f"it can be {_KINDS.replace('|', ', ')}")
-    machines = Cluster.load(cluster)
-    own = ["--set", f"cluster={cluster}"]
-    if plan is not None:
-        own += ["--plan", str(plan)]
-        _check_plan(Plan.load(plan), machines, plan)
+        raise PlanError(f'--print is "{asked.kind}"', hint=f"it can be {_KINDS.replace('|', ', ')}")
+    machines = Cluster.load(asked.cluster)
+    own = ["--set", f"cluster={asked.cluster}"]
+    if asked.plan is not None:
+        own += ["--plan", str(asked.plan)]
+        _check_plan(Plan.load(asked.plan), machines, asked.plan)
     pools: tuple[str, ...] = ()
-    if policy is not None:
-        own += ["--elastic", "--set", f"policy={policy}"]
-        pools = _pools(machines, policy)
-    command = ("train", job, *own, *(flags or ()))
+    if asked.policy is not None:
+        own += ["--elastic", "--set", f"policy={asked.policy}"]
+        pools = _pools(machines, asked.policy)
+    command = ("train", asked.job, *own, *(asked.flags or ()))
     _check(command[1:])
-    text = manifest(Launched(name or job, command, machines, image, volume, pools=pools), found)
-    if out is not None:
-        face.check_place(out)
-        write_text(out, text)
-        face.say(f"wrote {out}")
-    elif as_json:
+    name, where = asked.name or asked.job, (asked.image, asked.volume)
+    text = manifest(Launched(name, command, machines, *where, pools=pools), found)
+    if asked.out is not None:
+        face.check_place(asked.out)
+        write_text(asked.out, text)
+        face.say(f"wrote {asked.out}")
+    elif asked.as_json:
         face.show_json({"kind": found, "ranks": machines.num_ranks, "text": text})
     else:
         face.show(text.rstrip("\n"))

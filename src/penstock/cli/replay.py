@@ -10,6 +10,7 @@ import typer
 
 from penstock.choose.flag_text import schedule_asked
 from penstock.cli import face
+from penstock.cli.of_flags import of_flags
 from penstock.cluster.cluster import Cluster
 from penstock.errors import PlanError, ProfileError, ScheduleError, TimelineError
 from penstock.files import Json, read_json
@@ -28,25 +29,30 @@ if TYPE_CHECKING:
 Which = TypeVar("Which")
 
 
-def replay(  # noqa: PLR0913 - the command's flags
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What `penstock train` wrote.")],
-    schedule: Annotated[list[str] | None, typer.Option(help="Another order of work.")] = None,
+class ReplayFlags(NamedTuple):
+    """Of which run, and what of it would be otherwise."""
+
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What `penstock train` wrote.")]
+    schedule: Annotated[list[str] | None, typer.Option(help="Another order of work.")] = None
     micro_batches: Annotated[
         int | None, typer.Option(min=1, help="Micro-batches per step of each replica.")
-    ] = None,
-    faster_link: Annotated[float | None, typer.Option(metavar="X", help="inf: free.")] = None,
+    ] = None
+    faster_link: Annotated[float | None, typer.Option(metavar="X", help="inf: free.")] = None
     latency: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Messages take this much longer.")
-    ] = None,
-    cluster: Annotated[Path | None, typer.Option(help="Links of these machines (TOML).")] = None,
+    ] = None
+    cluster: Annotated[Path | None, typer.Option(help="Links of these machines (TOML).")] = None
     faster_data: Annotated[
         float | None, typer.Option(metavar="X", help="Waiting for data; inf: none.")
-    ] = None,
-    faster_rank: Annotated[list[str] | None, typer.Option(metavar="R=X")] = None,
-    faster_stage: Annotated[list[str] | None, typer.Option(metavar="S=X")] = None,
-    faster_kind: Annotated[list[str] | None, typer.Option(metavar="K=X", help="F B I W U")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
-) -> None:
+    ] = None
+    faster_rank: Annotated[list[str] | None, typer.Option(metavar="R=X")] = None
+    faster_stage: Annotated[list[str] | None, typer.Option(metavar="S=X")] = None
+    faster_kind: Annotated[list[str] | None, typer.Option(metavar="K=X", help="F B I W U")] = None
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False
+
+
+@of_flags
+def replay(flags: ReplayFlags) -> None:
     """Show what a measured step consists of, and what it would be with a change.
 
     Without flags, the usual questions are answered, best first.  X is how many times faster; 0.5
@@ -57,21 +63,21 @@ def replay(  # noqa: PLR0913 - the command's flags
     from penstock.simulate.what_if import Change
 
     whole = Change(
-        ranks=_pairs("--faster-rank", faster_rank, int),
-        stages=_pairs("--faster-stage", faster_stage, int),
-        kinds=_pairs("--faster-kind", faster_kind, _kind),
-        links=1.0 if faster_link is None else faster_link,
-        latency_s=latency or 0.0,
-        data=1.0 if faster_data is None else faster_data,
-        cluster=None if cluster is None else Cluster.load(cluster),
-        num_micro_batches=micro_batches,
+        ranks=_pairs("--faster-rank", flags.faster_rank, int),
+        stages=_pairs("--faster-stage", flags.faster_stage, int),
+        kinds=_pairs("--faster-kind", flags.faster_kind, _kind),
+        links=1.0 if flags.faster_link is None else flags.faster_link,
+        latency_s=flags.latency or 0.0,
+        data=1.0 if flags.faster_data is None else flags.faster_data,
+        cluster=None if flags.cluster is None else Cluster.load(flags.cluster),
+        num_micro_batches=flags.micro_batches,
     )
-    orders = [_order_asked(text) for text in schedule or ()]
-    run = load(folder)
+    orders = [_order_asked(text) for text in flags.schedule or ()]
+    run = load(flags.folder)
     asked = list(_asked(whole, orders))
     with face.progress("replaying") as tell:
         answers = _answered(run, asked, tell) if asked else _usual(run, tell)
-    if as_json:
+    if flags.as_json:
         face.show_json(_document(run, answers))
     else:
         _show(run, answers)

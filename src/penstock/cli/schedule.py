@@ -6,13 +6,14 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import lcm
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
 from penstock.choose.flag_text import schedule_asked
 from penstock.cli import face
 from penstock.cli import find as finding
+from penstock.cli.of_flags import of_flags
 from penstock.errors import ScheduleError
 from penstock.files import Json, write_text
 from penstock.schedule import SCHEDULES, Builder
@@ -41,6 +42,7 @@ UNITS = "F, I and W take 1 s, B takes 2 s, updates and links nothing; equal stag
 _MOST_FORWARDS = 50_000_000  # arrays of about 2 GiB
 _MOST_DRAWN = 64  # ranks
 _STAGES, _MICRO_BATCHES = 4, 8
+_OF_SEARCHES, _WITHIN_S = ("seconds", "limit", "within"), 20.0
 _FULL = 4  # micro-batches for each stage, after which a window is full
 
 _SECONDS = typer.Option(
@@ -51,25 +53,26 @@ _LIMIT = typer.Option(min=1, help="Activations that a rank may hold, of one stag
 _WITHIN = typer.Option(min=0, help="Seconds to search. Default: 20.")
 
 
-def schedule(  # noqa: PLR0913 - the flags
-    name: Annotated[
-        str | None, typer.Argument(help="A name, or a file; default: list all.")
-    ] = None,
-    stages: Annotated[int | None, typer.Option(min=1, help="Default: 4, or its units.")] = None,
+class ScheduleFlags(NamedTuple):
+    """Which schedule is drawn, or found, and for what."""
+
+    name: Annotated[str | None, typer.Argument(help="A name, or a file; default: list all.")] = None
+    stages: Annotated[int | None, typer.Option(min=1, help="Default: 4, or its units.")] = None
     micro_batches: Annotated[
         int | None, typer.Option(min=1, help="Micro-batches per step. Default: 8.")
-    ] = None,
-    ranks: Annotated[
-        int | None, typer.Option(min=1, help="Ranks, where stages share them.")
-    ] = None,
-    how: Annotated[finding.How | None, typer.Option("--find", help="Find the shortest.")] = None,
-    seconds: Annotated[str | None, _SECONDS] = None,
-    limit: Annotated[int | None, _LIMIT] = None,
-    within: Annotated[float | None, _WITHIN] = None,
-    out: Annotated[Path | None, typer.Option(help="Write its orders into this file.")] = None,
-    svg: Annotated[Path | None, typer.Option(help="Also draw it into this file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
-) -> None:
+    ] = None
+    ranks: Annotated[int | None, typer.Option(min=1, help="Ranks, where stages share them.")] = None
+    how: Annotated[finding.How | None, typer.Option("--find", help="Find the shortest.")] = None
+    seconds: Annotated[str | None, _SECONDS] = None
+    limit: Annotated[int | None, _LIMIT] = None
+    within: Annotated[float | None, _WITHIN] = None
+    out: Annotated[Path | None, typer.Option(help="Write its orders into this file.")] = None
+    svg: Annotated[Path | None, typer.Option(help="Also draw it into this file.")] = None
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False
+
+
+@of_flags
+def schedule(flags: ScheduleFlags) -> None:
     """List the schedules, draw one, or find one.
 
     A drawing comes with its bubble, its weight versions and what its ranks hold.  --find exact
@@ -78,24 +81,26 @@ def schedule(  # noqa: PLR0913 - the flags
 
     Example: penstock schedule zb_h1 --stages 4 --micro-batches 8
     """
-    if how is None:
-        _check_no_search({"--seconds": seconds, "--limit": limit, "--within": within})
-    made = None if name is None else _named(name, stages, micro_batches or _MICRO_BATCHES, ranks)
-    if how is not None:
-        aim = _aim(made, how, (stages, micro_batches, ranks), limit, seconds)
-        _found(aim, how, 20.0 if within is None else within, (out, svg), as_json=as_json)
+    if flags.how is None:
+        _check_no_search({f"--{name}": getattr(flags, name) for name in _OF_SEARCHES})
+    named, sizes = flags.name, (flags.stages, flags.micro_batches, flags.ranks)
+    made = None if named is None else _named(named, sizes)
+    if flags.how is not None:
+        within_s = _WITHIN_S if flags.within is None else flags.within
+        aim = _aim(made, flags.how, sizes, flags.limit, flags.seconds)
+        _found(aim, flags.how, within_s, (flags.out, flags.svg), as_json=flags.as_json)
     elif made is not None:
-        _write(made, out, svg, lambda: simulated(made))
-        _one(made, None if name is None else schedule_asked(name), as_json=as_json)
-    elif out is not None:
+        _write(made, flags.out, flags.svg, lambda: simulated(made))
+        _one(made, None if named is None else schedule_asked(named), as_json=flags.as_json)
+    elif flags.out is not None:
         raise ScheduleError("--out writes one schedule: which?", hint="name it, or add --find")
-    elif svg is not None:
+    elif flags.svg is not None:
         hint = "penstock schedule zb_h1 --svg zb_h1.svg"
         raise ScheduleError("--svg draws one schedule: which?", hint=hint)
-    elif as_json:
+    elif flags.as_json:
         face.show_json({"schedules": [builder.__name__ for builder in SCHEDULES]})
     else:
-        _all(stages or _STAGES, micro_batches or _MICRO_BATCHES)
+        _all(flags.stages or _STAGES, flags.micro_batches or _MICRO_BATCHES)
 
 
 def _aim(
@@ -115,13 +120,16 @@ def _aim(
     return finding.aim_of(made, (own, micro_batches or _MICRO_BATCHES, ranks), limit, times)
 
 
-def _named(name: str, stages: int | None, micro_batches: int, ranks: int | None) -> Schedule:
+def _named(name: str, sizes: tuple[int | None, int | None, int | None]) -> Schedule:
     """Return the schedule in a file, or the named one of these sizes, by default of its units."""
+    stages, micro_batches, ranks = sizes
     with face.busy("building"):
         asked = schedule_asked(name)
         if isinstance(asked, Schedule):
             return asked
-        return build(asked, stages or sum(asked.units) or _STAGES, micro_batches, ranks)
+        return build(
+            asked, stages or sum(asked.units) or _STAGES, micro_batches or _MICRO_BATCHES, ranks
+        )
 
 
 def _check_no_search(flags: Mapping[str, object]) -> None:
