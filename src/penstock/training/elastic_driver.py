@@ -274,9 +274,8 @@ def lived(
             for hear in (show, *heard):
                 hear(row)
 
-        steps = Steps(
-            0 if session.job.batch_by_ranks else micro_batches, done, partial(awaits, session)
-        )
+        count = 0 if session.job.batch_by_ranks else micro_batches
+        steps = Steps(count, done, partial(awaits, session))
         try:
             run_here()(start, steps.add, Scribe(own.report, own.finish), here)
         except KeyboardInterrupt:
