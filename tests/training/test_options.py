@@ -139,6 +139,8 @@ def test_flags_count_before_texts_and_texts_before_a_file(tmp_path):
         ("num_steps=N resume=True goes on", "--steps N --resume goes on"),
         ("begin it anew: forget_state=True", "begin it anew: --set forget_state=true"),
         ("`ps.train(job, stages=1)`, or ranks=2", "`ps.train(job, stages=1)`, or --ranks 2"),
+        ("round_robin(ranks=1-2, x=3): ranks=3", "round_robin(ranks=1-2, x=3): --ranks 3"),
+        ("without a plan (eager=True)", "without a plan (--set eager=true)"),
         ("set micro_batches=4, or Job.ranks=2", "set micro_batches=4, or Job.ranks=2"),
     ],
 )

@@ -251,7 +251,7 @@ def test_run_whose_ranks_may_be_lost_ends_at_its_loss(tmp_path):
 
 
 def test_least_cost_is_refused_without_a_loss(tmp_path):
-    with pytest.raises(PlanError, match="objective=cost"):
+    with pytest.raises(PlanError, match="objective cost"):
         ps.train(JOB, objective="cost", out=tmp_path / "run")
     with pytest.raises(PlanError, match="no loss"):
         ps.train(JOB, until_loss=float("nan"), out=tmp_path / "run")

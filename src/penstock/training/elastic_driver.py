@@ -60,6 +60,7 @@ from penstock.training.run_steps import awaits, heard_by
 
 if TYPE_CHECKING:
     from penstock.checkpoints.control import Board
+    from penstock.job import Job
     from penstock.runtime.worker import Task
     from penstock.training.chronicle import Stop
     from penstock.training.session import Session
@@ -245,6 +246,11 @@ def run_here() -> Callable[[Start, Report, Scribe, Here], bool]:
     return run_members if can_fork() else run_inside
 
 
+def _awaited(job: "Job", micro_batches: int) -> int:
+    """Return of how many micro-batches a step has reports; 0: of as many as its ranks have."""
+    return 0 if job.batch_by_ranks else micro_batches
+
+
 def lived(
     session: "Session",
     choice: Choice,
@@ -274,8 +280,7 @@ def lived(
             for hear in (show, *heard):
                 hear(row)
 
-        count = 0 if session.job.batch_by_ranks else micro_batches
-        steps = Steps(count, done, partial(awaits, session))
+        steps = Steps(_awaited(session.job, micro_batches), done, partial(awaits, session))
         try:
             run_here()(start, steps.add, Scribe(own.report, own.finish), here)
         except KeyboardInterrupt:

@@ -66,7 +66,7 @@ def _taken(path: Path) -> int:
         except (BlockingIOError, PermissionError) as problem:
             message = f"{path.parent} is in use by {_holder(file)}"
             os.close(file)
-            hint = "wait for that run to end, or give this one another folder"
+            hint = "wait for that run to end, or give this one another folder: out=DIR"
             raise RunError(message, hint=hint) from problem
         os.close(file)  # who held it has just ended, and took the file away
 

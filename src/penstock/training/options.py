@@ -27,6 +27,7 @@ Subject: TypeAlias = Literal["run", "plan", "trust", "begin and end", "machines 
 Value: TypeAlias = bool | int | float | str
 _LIST = "`penstock train --options-help` lists the options"
 SAID = re.compile(  # what an option is to be, in a hint
+    r"\w\([^()]*\)|"  # but what belongs to a name, as in found(limit=5)
     r"(?<![\w.-])(?P<name>[a-z_]+)=(?P<value>\"[^\"]*\"|[\w.%]+)"
 )
 
