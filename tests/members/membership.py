@@ -17,20 +17,21 @@ Leaves out: how state moves, times, and members that were given up and come agai
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import combinations
 from typing import NamedTuple
 
-from penstock.members.mesh import Fate
-from penstock.members.views import Left, go_on, left_of
+from penstock.members.mesh import Ends, Fate
+from penstock.members.views import Left, fates_of, go_on, left_of
 from penstock.members.words import Halt
 
 
 class Knows(NamedTuple):
     """One member: `view` is a place in `World.views`; `heard` are the halts of others, and its own.
 
+    late:   those of the lost that ended when another one was no longer heard.
     phase:  step, stopped, ending (its last step is done), over, out (others went on without it),
             asks (a newcomer), dead.
     """
@@ -41,6 +42,7 @@ class Knows(NamedTuple):
     voted: bool = False
     lost: frozenset[tuple[int, Fate]] = frozenset()
     heard: frozenset[tuple[int, int, int, tuple[int, ...]]] = frozenset()
+    late: frozenset[int] = frozenset()
 
 
 class Generation(NamedTuple):
@@ -89,6 +91,7 @@ class Rules:
     keeps_to_first: bool = True  # of two views of one number, the one that it has heard before
     resigns_ahead: bool = True
     cut_is_death: bool = False
+    fates_of: Callable[[Mapping[int, Ends]], Mapping[int, Fate]] = fates_of
 
 
 @dataclass(frozen=True)
@@ -111,11 +114,13 @@ def _left(
     members: tuple[int, ...],
     lost: frozenset[tuple[int, Fate]],
     heard: frozenset[tuple[int, int, int, tuple[int, ...]]],
+    late: frozenset[int],
 ) -> Left | None:
     fates = dict(lost)
+    ends = {m: Ends(fate, 1.0, 2.0 if m in late else 0.0) for m, fate in lost}
     stopped = {m: Halt(gen, done, (), {}, None, away) for m, gen, done, away in sorted(heard)}
     left = rules.left_of(number, members, fates, stopped)
-    if left is None or not left.members or not rules.go_on(members, left, fates):
+    if left is None or not left.members or not rules.go_on(members, left, rules.fates_of(ends)):
         return None
     return left
 
@@ -159,8 +164,14 @@ class Model:
                 continue
             fate = self._fate(world, m, other)
             if fate is not None:
-                lost = own.lost | {(other, fate)}
-                yield f"notice {m} {other} {fate}", self._put(world, m, own._replace(lost=lost))
+                lost, late = own.lost | {(other, fate)}, own.late
+                is_quiet = any(m in pair for pair in world.cut) or "silent" in dict(lost).values()
+                if fate != "silent" and is_quiet:
+                    late |= {other}
+                elif fate == "silent" and _pair(m, other) not in world.cut:  # it was told so
+                    late |= {each for each, how in own.lost if how != "silent"}
+                new = own._replace(lost=lost, late=late)
+                yield f"notice {m} {other} {fate}", self._put(world, m, new)
         if own.phase == "stopped":
             ahead = [
                 done for _, gen, done, _ in own.heard if gen == view.number and done > own.done
@@ -198,7 +209,9 @@ class Model:
             return "died" if self.rules.cut_is_death else "silent"
         if phase == "dead":
             return "died"
-        return "left" if phase in ("over", "out") else None
+        if phase in ("over", "out"):
+            return "left"
+        return "silent" if m in dict(world.members[other].lost) else None  # who gives up says so
 
     def _stopped(self, world: World, m: int, own: Knows) -> World:
         view = world.views[own.view]
@@ -213,6 +226,7 @@ class Model:
             other
             for other in range(len(world.members))
             if other != m and _pair(m, other) not in world.cut
+            if other not in dict(world.members[m].lost)
         ]
         words = {
             word
@@ -255,7 +269,7 @@ class Model:
             return
         if len(world.views) > self.limits.generations:
             return
-        left = _left(self.rules, view.number, view.members, own.lost, own.heard)
+        left = _left(self.rules, view.number, view.members, own.lost, own.heard, own.late)
         if left is None or m not in left.members:
             return
         if world.ended and self.rules.looks_at_end:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from penstock.members.mesh import Fate
+from penstock.members.mesh import Ends, Fate
 from penstock.members.views import Left, left_of
 from penstock.members.words import Halt
 from tests.members.membership import Limits, Model, Rules, ViolationError, planted, search
@@ -15,6 +15,7 @@ SMALL = {
     "a cut": Limits(deaths=0, cuts=1, mends=0, steps=1),
     "a newcomer": Limits(ranks=2, deaths=1, cuts=0, mends=0, joins=True),
     "two ranks, a death and a cut": Limits(ranks=2, deaths=1, cuts=1, mends=1),
+    "a death and a cut": Limits(deaths=1, cuts=1, mends=0, steps=1),
 }
 
 
@@ -28,7 +29,11 @@ def test_in_every_order_of_events_one_generation_goes_on(name: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(
     "limits",
-    [Limits(deaths=0, cuts=1, mends=1, steps=1), Limits(deaths=1, cuts=1, mends=0, steps=1)],
+    [
+        Limits(deaths=0, cuts=1, mends=1, steps=1),
+        Limits(deaths=1, cuts=1, mends=1, steps=1),
+        Limits(deaths=2, cuts=1, mends=0, steps=1),
+    ],
 )
 def test_so_does_it_in_more_orders(limits: Limits) -> None:
     search(Model(limits=limits))
@@ -53,6 +58,10 @@ def own_step(
     return left_of(generation, members, lost, told)
 
 
+def as_seen(ends: Mapping[int, Ends]) -> dict[int, Fate]:
+    return {member: each.fate for member, each in ends.items()}
+
+
 CUT_IN_TWO = Limits(ranks=2, deaths=0, cuts=1, mends=1, steps=1)
 FAULTS: dict[str, tuple[Rules, Limits, str]] = {
     "whoever is left goes on": (planted(go_on=anyone), CUT_IN_TWO, "two generations|again"),
@@ -67,6 +76,11 @@ FAULTS: dict[str, tuple[Rules, Limits, str]] = {
     "of two views of one number both are taken": (
         planted(keeps_to_first=False),
         Limits(deaths=0, cuts=1, mends=0, steps=1),
+        "two generations",
+    ),
+    "who ends after a silence is dead for certain": (
+        planted(fates_of=as_seen),
+        Limits(deaths=1, cuts=1, mends=0, steps=1),
         "two generations",
     ),
     "who is ahead of a view goes on with it": (

@@ -33,6 +33,7 @@ class MeshLine:
     handshake: Handshake
     since: float
     heard: float
+    spoke: float = 0.0  # when last something came; `heard` also counts what was not listened for
     came: bytearray = field(default_factory=bytearray)
     owed: bytearray = field(default_factory=bytearray)
     is_ending: bool = False
@@ -65,7 +66,7 @@ class MeshLine:
 
         Raises:   WireError: the other end does not know the token, or speaks otherwise.
         """
-        self.heard = time.monotonic()
+        self.heard = self.spoke = time.monotonic()
         self.came += data if self.encrypted is None else self.encrypted.heard(data)
 
     def hear_stranger(self) -> None:

@@ -38,7 +38,7 @@ from penstock.members.moving import held_row, move, moves_to
 from penstock.members.own_fault import is_own_fault
 from penstock.members.standing import StepWatch
 from penstock.members.steps import GenerationSteps, Over
-from penstock.members.views import Left, go_on, left_of
+from penstock.members.views import Left, fates_of, go_on, left_of
 from penstock.members.vote import Vote, Wishes
 from penstock.members.words import Failed, Halt, HeldTensor, Told, View, Welcome, Where
 from penstock.program.program import Program
@@ -531,7 +531,7 @@ class RunMember:
         """Return whether all that are here have stopped, and are too few to go on."""
         mesh, members = self.mesh, sorted(view.members)
         left = left_of(view.generation, members, mesh.lost, mesh.stopped)
-        return left is not None and not go_on(members, left, mesh.lost)
+        return left is not None and not go_on(members, left, fates_of(mesh.ends))
 
     def _seek(self, view: View, *, is_first: bool) -> None:
         """Ask those that cannot be reached whether they went on; say so the first time."""
@@ -582,7 +582,7 @@ class RunMember:
         left = left_of(view.generation, members, mesh.lost, mesh.stopped)
         if left is None or not left.members:
             return None
-        return left if go_on(members, left, mesh.lost) else None
+        return left if go_on(members, left, fates_of(mesh.ends)) else None
 
     def _decided(self, view: View) -> View | None:
         """Return the next view if this member is the one to decide, and can."""

@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal, final
+from typing import Literal, NamedTuple, final
 
 from penstock.members.encrypted import EncryptedLine, check_installed, is_encrypted
 from penstock.members.gate import CALL_S, Gate, MeshLine
@@ -51,6 +51,14 @@ _MOST_OWED_BYTES = 2**28  # that a member may be behind with reading
 Fate = Literal["died", "silent", "left"]
 
 
+class Ends(NamedTuple):
+    """How a member was lost: when it was last heard, and when that was seen, on this one's clock."""
+
+    fate: Fate
+    spoke_s: float
+    ended_s: float
+
+
 @final
 class Mesh:
     """The lines of one member.
@@ -78,6 +86,8 @@ class Mesh:
         self.own, self.on_change, self.done = own, on_change, 0
         self.where: dict[int, Where] = {}
         self.lost: dict[int, Fate] = {}
+        self._spoke_s: dict[int, float] = {}  # of those that were lost, and when that was
+        self._ended_s: dict[int, float] = {}
         self.stopped: dict[int, Halt] = {}
         self.asks: dict[int, Ask] = {}
         self.view: View | None = None
@@ -191,6 +201,14 @@ class Mesh:
         if self._refuses(self.where[member], only_asks=True):
             with self._changed:
                 self.lost[member] = "died"
+                self._ended_s[member] = time.monotonic()
+
+    @property
+    def ends(self) -> dict[int, Ends]:
+        """Return how each of those that were lost has ended."""
+        with self._changed:
+            spoke, ended = self._spoke_s, self._ended_s
+            return {m: Ends(fate, spoke[m], ended[m]) for m, fate in self.lost.items()}
 
     def send(self, member: int, word: Word) -> None:
         """Send a word to one member, if there is a line to it; returns without waiting."""
@@ -450,12 +468,12 @@ class Mesh:
                 self.is_asked_to_stop = True
             case Done():
                 if member != self.own:
-                    self.lost.setdefault(member, "left")
+                    self._note(member, "left", self._lines.get(member))
             case GivenUp(is_decided=True):
                 self.given_up = True
                 self.on_change()
             case GivenUp():  # it may be alive, and wait as this one does
-                self._lose(member, "silent")
+                self._lose(member, "silent", gave_up=True)
 
     def _hear_view(self, member: int, view: View) -> None:
         """Keep to the newest view, and of two with one number to the first that was heard.
@@ -479,7 +497,7 @@ class Mesh:
         if line.peer >= 0 and self._lines.get(line.peer) is line:
             was_silent = time.monotonic() - line.heard > self._silent_s / 2
             lives = was_silent or (line.is_reset and self._may_live(line.peer))
-            self._lose(line.peer, "silent" if lives else "died")
+            self._lose(line.peer, "silent" if lives else "died", gave_up=lives)
         else:
             self._gate.end(line)
 
@@ -497,7 +515,13 @@ class Mesh:
             return True
         return True
 
-    def _lose(self, member: int, fate: Fate, *, is_decided: bool = False) -> None:
+    def _lose(
+        self, member: int, fate: Fate, *, is_decided: bool = False, gave_up: bool = False
+    ) -> None:
+        """Go on without a line to a member.
+
+        gave_up:  whether it may have given this one up first, nobody knows when.
+        """
         line = self._lines.pop(member, None)
         if line is not None and fate == "silent":
             self._owe(line, GivenUp(is_decided))
@@ -506,9 +530,16 @@ class Mesh:
             self._gate.end(line)
         self.asks.pop(member, None)
         if member not in self.lost:
-            self.lost[member] = fate
+            self._note(member, fate, None if gave_up else line)
             self.on_change()
         self._changed.notify_all()
+
+    def _note(self, member: int, fate: Fate, line: MeshLine | None) -> None:
+        """Keep how a member was lost, the first time; without a line it was never heard."""
+        if member not in self.lost:
+            self.lost[member] = fate
+            self._ended_s[member] = time.monotonic()
+            self._spoke_s[member] = 0.0 if line is None else line.spoke
 
     def _owe(self, line: MeshLine, word: Word) -> None:
         line.owe(written(word), _MOST_OWED_BYTES)

@@ -8,14 +8,16 @@ again from the state before it.  So it happens once, whoever dies when.
 Members are numbered, and the first of a generation that is left decides for all.  To go on, those
 who are left must be more than half of the members that may be alive - or half with the first of
 these - so of two parts of a cut network only one goes on.  Whose line ended by itself is dead for
-certain and does not count; who was only silent may be alive.
+certain and does not count; who was only silent may be alive.  Who ended after a silent one was last
+heard may have gone on with that one before, and counts as it does.
 """
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from math import inf
 from typing import NamedTuple
 
-from penstock.members.mesh import Fate
+from penstock.members.mesh import Ends, Fate
 from penstock.members.words import Halt, Told
 
 
@@ -31,6 +33,17 @@ class Left(NamedTuple):
     done: int
     gone: Mapping[int, str]
     newest: Told | None
+
+
+def fates_of(ends: Mapping[int, Ends]) -> dict[int, Fate]:
+    """Return what is certain of those that were lost, for who may go on without them.
+
+    While all reach each other nobody goes on without this member.  So whose line ended when the
+    silent ones still spoke had gone on with none of them; whose line ended later may have.
+    """
+    quiet = (each.spoke_s for each in ends.values() if each.fate == "silent")
+    last_s = min(quiet, default=inf)
+    return {m: "silent" if each.ended_s > last_s else each.fate for m, each in ends.items()}
 
 
 def may_go_on(members: Sequence[int], here: AbstractSet[int], lost: Mapping[int, Fate]) -> bool:
