@@ -5643,6 +5643,22 @@ BREAKS = (
         "on a GPU that goes on after a loss a late message lies over weights",
     ),
     Break(
+        "one that ended after a silence is dead for certain",
+        "members/views.py",
+        '"silent" if each.ended_s > last_s else each.fate',
+        "each.fate",
+        ("tests/members/test_views.py",),
+        "of two parts of a cut network both go on, once who went on with one of them has died",
+    ),
+    Break(
+        "who gives up was heard until it said so",
+        "members/mesh.py",
+        "self._note(member, fate, None if gave_up else line)",
+        "self._note(member, fate, line)",
+        ("tests/members/test_mesh.py",),
+        "its word may come long after it has gone on with one that died meanwhile",
+    ),
+    Break(
         "a vote is believed before it is known that its sum has run",
         "members/vote.py",
         "        if count != len(commit.ranks):\n",

@@ -23,7 +23,7 @@ from functools import cache
 from itertools import combinations
 from typing import NamedTuple
 
-from penstock.members.mesh import Ends, Fate
+from penstock.members.mesh import Fate, LastSeen
 from penstock.members.views import Left, fates_of, go_on, left_of
 from penstock.members.words import Halt
 
@@ -91,7 +91,7 @@ class Rules:
     keeps_to_first: bool = True  # of two views of one number, the one that it has heard before
     resigns_ahead: bool = True
     cut_is_death: bool = False
-    fates_of: Callable[[Mapping[int, Ends]], Mapping[int, Fate]] = fates_of
+    fates_of: Callable[[Mapping[int, LastSeen]], Mapping[int, Fate]] = fates_of
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def _left(
     late: frozenset[int],
 ) -> Left | None:
     fates = dict(lost)
-    ends = {m: Ends(fate, 1.0, 2.0 if m in late else 0.0) for m, fate in lost}
+    ends = {m: LastSeen(fate, 1.0, 2.0 if m in late else 0.0) for m, fate in lost}
     stopped = {m: Halt(gen, done, (), {}, None, away) for m, gen, done, away in sorted(heard)}
     left = rules.left_of(number, members, fates, stopped)
     if left is None or not left.members or not rules.go_on(members, left, rules.fates_of(ends)):

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from penstock.members.mesh import Ends, Fate
+from penstock.members.mesh import Fate, LastSeen
 from penstock.members.views import Left, left_of
 from penstock.members.words import Halt
 from tests.members.membership import Limits, Model, Rules, ViolationError, planted, search
@@ -58,7 +58,7 @@ def own_step(
     return left_of(generation, members, lost, told)
 
 
-def as_seen(ends: Mapping[int, Ends]) -> dict[int, Fate]:
+def as_seen(ends: Mapping[int, LastSeen]) -> dict[int, Fate]:
     return {member: each.fate for member, each in ends.items()}
 
 

@@ -102,6 +102,8 @@ def test_of_two_that_were_silent_for_each_other_neither_is_told_that_the_other_w
         assert other.wait(lambda: 0 in other.lost, LIMIT_S)
         assert other.lost == {0: "silent"}
         assert not other.given_up
+        assert first.ends[1].spoke_s > 0
+        assert other.ends[0].spoke_s == 0, "nobody knows when the other one gave it up"
 
 
 def reset(mesh: Mesh, member: int) -> None:
@@ -122,6 +124,7 @@ def test_a_line_that_is_reset_is_no_sign_of_death_while_somebody_listens_there()
         reset(other, 0)
         assert first.wait(lambda: 1 in first.lost, LIMIT_S)
         assert first.lost == {1: "silent"}
+        assert first.ends[1].spoke_s == 0
 
 
 def test_a_line_that_is_reset_where_nobody_listens_any_more_is_that_of_a_dead_one() -> None:
@@ -132,6 +135,7 @@ def test_a_line_that_is_reset_where_nobody_listens_any_more_is_that_of_a_dead_on
         reset(other, 0)
         assert first.wait(lambda: 1 in first.lost, LIMIT_S)
         assert first.lost == {1: "died"}
+        assert 0 < first.ends[1].spoke_s <= first.ends[1].ended_s
 
 
 def test_one_that_was_silent_is_dead_once_nobody_listens_at_its_place() -> None:

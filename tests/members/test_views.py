@@ -5,7 +5,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.members.mesh import Ends, Fate
+from penstock.members.mesh import Fate, LastSeen
 from penstock.members.views import fates_of, go_on, left_of, may_go_on
 from penstock.members.words import Halt, Told
 
@@ -39,13 +39,13 @@ def test_half_goes_on_if_the_first_that_may_be_alive_is_there() -> None:
 
 
 def test_who_ended_after_a_silent_one_spoke_last_may_have_gone_on_with_it() -> None:
-    silent = Ends("silent", 10.0, 14.0)
-    ends = {1: silent, 2: Ends("died", 9.0, 9.5), 3: Ends("died", 11.0, 11.0)}
+    silent = LastSeen("silent", 10.0, 14.0)
+    ends = {1: silent, 2: LastSeen("died", 9.0, 9.5), 3: LastSeen("died", 11.0, 11.0)}
     assert fates_of(ends) == {1: "silent", 2: "died", 3: "silent"}
-    ends[4] = Ends("left", 12.0, 12.5)
+    ends[4] = LastSeen("left", 12.0, 12.5)
     assert fates_of(ends)[4] == "silent"
     assert fates_of({m: each for m, each in ends.items() if m != 1})[3] == "died"
-    gave_up = {1: Ends("silent", 0.0, 8.0), 2: Ends("died", 7.0, 7.0)}
+    gave_up = {1: LastSeen("silent", 0.0, 8.0), 2: LastSeen("died", 7.0, 7.0)}
     assert fates_of(gave_up) == {1: "silent", 2: "silent"}
     assert not may_go_on((0, 1, 2), {0}, fates_of(gave_up))
 

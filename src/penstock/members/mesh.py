@@ -51,8 +51,8 @@ _MOST_OWED_BYTES = 2**28  # that a member may be behind with reading
 Fate = Literal["died", "silent", "left"]
 
 
-class Ends(NamedTuple):
-    """How a member was lost: when it was last heard, and when that was seen, on this one's clock."""
+class LastSeen(NamedTuple):
+    """How a member was lost, when it was last heard, and when that was seen, by this one's clock."""
 
     fate: Fate
     spoke_s: float
@@ -204,11 +204,11 @@ class Mesh:
                 self._ended_s[member] = time.monotonic()
 
     @property
-    def ends(self) -> dict[int, Ends]:
+    def ends(self) -> dict[int, LastSeen]:
         """Return how each of those that were lost has ended."""
         with self._changed:
             spoke, ended = self._spoke_s, self._ended_s
-            return {m: Ends(fate, spoke[m], ended[m]) for m, fate in self.lost.items()}
+            return {m: LastSeen(fate, spoke[m], ended[m]) for m, fate in self.lost.items()}
 
     def send(self, member: int, word: Word) -> None:
         """Send a word to one member, if there is a line to it; returns without waiting."""

@@ -17,7 +17,7 @@ from collections.abc import Set as AbstractSet
 from math import inf
 from typing import NamedTuple
 
-from penstock.members.mesh import Ends, Fate
+from penstock.members.mesh import Fate, LastSeen
 from penstock.members.words import Halt, Told
 
 
@@ -35,7 +35,7 @@ class Left(NamedTuple):
     newest: Told | None
 
 
-def fates_of(ends: Mapping[int, Ends]) -> dict[int, Fate]:
+def fates_of(ends: Mapping[int, LastSeen]) -> dict[int, Fate]:
     """Return what is certain of those that were lost, for who may go on without them.
 
     While all reach each other nobody goes on without this member.  So whose line ended when the
