@@ -56,7 +56,7 @@ from penstock.graph.trace import Capture, build_model, capture
 from penstock.heap import keep_freed_memory
 from penstock.job import Job
 from penstock.plan import Plan, plan_by_hand
-from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.profile.measure import measure
 from penstock.program.reductions import AverageWeights, Reduction
 from penstock.runtime.launch import join_torchrun, torchrun_store

@@ -44,13 +44,13 @@ from penstock.heap import keep_freed_memory
 from penstock.job import Job
 from penstock.listener import SILENT
 from penstock.plan import Plan
-from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.plan.of_plan import lower
 from penstock.profile import Profile
 from penstock.runtime.launch import join_torchrun, torchrun_store
 from penstock.runtime.rank import Rank
 from penstock.simulate.of_program import simulate
-from penstock.state.parts import whole
+from penstock.state.tensor_parts import whole
 from penstock.timeline import peak_bytes, step_s
 from penstock.transport import Transport
 

@@ -8,7 +8,7 @@ the same processes and have to come to the same weights.
 
 way           whole: all gradients are summed at the end; block: a bucket and a unit for each block;
               25 MB: cut where so many bytes have come together; each: at every cut point; searched:
-              by `search/units.py`, for this line; ddp: DistributedDataParallel, 25 MB
+              by `search/cut_units.py`, for this line; ddp: DistributedDataParallel, 25 MB
 units         stages that the model is cut into
 seconds       of a step on the slowest rank, median over the rounds; low, high: the range
 ratio         seconds of searched / seconds of this way: the median of the rounds' ratios
@@ -29,8 +29,8 @@ from penstock.graph.trace import Capture, capture
 from penstock.plan import Plan, divided, plan_by_hand
 from penstock.profile import Profile
 from penstock.profile.measure import measure
+from penstock.search.cut_units import in_best_units, settings
 from penstock.search.judge import Judge
-from penstock.search.units import in_best_units, settings
 
 MODELS = ("gpt", "embedding")
 RANKS, ROUNDS = 2, 7

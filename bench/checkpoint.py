@@ -54,11 +54,11 @@ from penstock.cli import face
 from penstock.cluster import Cluster
 from penstock.graph.trace import capture
 from penstock.job import Job
-from penstock.members.launch import Scribe, Start, run_members
+from penstock.members.launch_members import Scribe, Start, run_members
 from penstock.members.words import View
 from penstock.pilot.losses import PlanBasis, committing
 from penstock.plan import plan_by_hand
-from penstock.plan.lower import stages_of
+from penstock.plan.lower_plan import stages_of
 from penstock.profile.measure import measure
 from penstock.runtime.launch import run_threads
 from penstock.runtime.worker import RankResult, Report, Task

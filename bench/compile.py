@@ -35,7 +35,7 @@ from penstock.choose.fuse import known, segments_of_plan
 from penstock.cli import face
 from penstock.cluster import Cluster
 from penstock.gauge.links import measure_link
-from penstock.graph.fuse import fused_function_of, runs_of
+from penstock.graph.fused_runs import fused_function_of, runs_of
 from penstock.graph.trace import Capture, capture
 from penstock.job import Job
 from penstock.plan import Plan, plan_by_hand

@@ -57,11 +57,11 @@ from penstock.choose.run_windows import windows_of
 from penstock.cluster import Cluster
 from penstock.graph.trace import Capture, capture
 from penstock.job import Job
-from penstock.members.launch import Scribe, Start, run_members
+from penstock.members.launch_members import Scribe, Start, run_members
 from penstock.members.words import View
 from penstock.pilot.losses import PlanBasis, committing, rerouted
 from penstock.plan import Plan, plan_by_hand
-from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.profile import Profile
 from penstock.profile.measure import measure
 from penstock.runtime.calls import StepResult

@@ -34,7 +34,7 @@ from penstock.far import as_bytes
 from penstock.graph.trace import Capture, capture
 from penstock.job import Job, load_job
 from penstock.plan import Plan, plan_by_hand
-from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.profile import Profile
 from penstock.profile.measure import measure
 from penstock.program.program import Offload

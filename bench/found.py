@@ -5,7 +5,7 @@
 At the activations of V-Min, V-Half and ZB-V, below, and at limits in between, on 4, 6, 8 and 16
 ranks with M = 2 R micro-batches.  F, I and W of half a rank's layers take one second each, links
 are free.  For every limit the best of the authors' code (bench/published.py), and `found`
-(schedule/found.py) with two stages on each rank and with four, which take half a second each.
+(schedule/wave_search.py) with two stages on each rank and with four, which take half a second each.
 
 ranks, limit   a rank holds at most `limit` activations, of half its layers each; in ZB-V 2 R
 stages         on a rank
@@ -28,8 +28,8 @@ from bench.machine import machine
 from bench.published import V_CODE
 from penstock.schedule import Schedule, found, steady_s
 from penstock.schedule.exact_waves import TickCounts, drained_s
-from penstock.schedule.found import Objective
-from penstock.schedule.placement import wave
+from penstock.schedule.stage_placement import wave
+from penstock.schedule.wave_search import Objective
 
 Row = dict[str, Any]
 PER_RANK = (2, 4)

@@ -40,13 +40,13 @@ from penstock.cli import face
 from penstock.errors import PenstockError
 from penstock.fleet import read_market
 from penstock.fleet.futures import coming as foreseen
-from penstock.fleet.losses import saving
+from penstock.fleet.job_work import FleetJob, Speed
+from penstock.fleet.loss_rate import saving
 from penstock.fleet.market import DAY_S, HOUR_S, Market, begin_of, priced
 from penstock.fleet.outcome import Outcomes, judged
 from penstock.fleet.promise import Promise, promise_of
 from penstock.fleet.replay import Ruler, replay_all
 from penstock.fleet.rulers import basis_of, ruler_of
-from penstock.fleet.work import FleetJob, Speed
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 PUBLIC = "bamboo", "parcae"

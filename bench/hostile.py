@@ -13,7 +13,7 @@ garbage    8 connections a port that send random bytes, and come anew
 
 before, during, after   steps per second
 recovered_s             from the attack's end to the first second with nine tenths of the steps
-joined_s                that `penstock.members.launch.introduced` takes, with the token, meanwhile
+joined_s                that a newcomer with the token takes to get in meanwhile
 mib, files, threads     of the largest rank, more after all attacks than before them
 """
 
@@ -34,8 +34,8 @@ from typing import NamedTuple
 from bench.elastic_soak import Disturbed
 from bench.machine import machine
 from penstock.errors import RunError
-from penstock.members.launch import introduced
-from penstock.members.proof import GREETING
+from penstock.members.launch_members import introduced
+from penstock.members.token_proof import GREETING
 from penstock.members.words import Where
 from penstock.training.addresses import addresses_in
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from penstock.errors import EstimateError
-from penstock.estimate.device import find_device
+from penstock.estimate.datasheet import find_device
 from penstock.estimate.known import find_model
 from penstock.estimate.row import Line
-from penstock.estimate.run import Recompute, Sharding, TrainingRun, even
 from penstock.estimate.sample import Sample
 from penstock.estimate.table import RunTable, read_head, read_rows
+from penstock.estimate.training_run import Recompute, Sharding, TrainingRun, even
 from penstock.estimate.transformer import gpt
 from penstock.units import GiB
 

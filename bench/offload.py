@@ -43,7 +43,7 @@ from penstock.graph.merge import merged
 from penstock.graph.trace import Capture, capture
 from penstock.job import Job, load_job
 from penstock.plan import Offloaded, Plan, plan_by_hand
-from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.profile import Profile
 from penstock.profile.measure import awake_s, measure
 from penstock.runtime.launch import run_processes

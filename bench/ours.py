@@ -16,7 +16,7 @@ from penstock.graph.stages import Stages
 from penstock.graph.trace import Capture
 from penstock.job import Job
 from penstock.plan import plan_by_hand
-from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.program.program import Compute, Program
 from penstock.runtime.calls import Bound
 from penstock.runtime.rank import Rank

@@ -21,13 +21,13 @@ from bench.measure import busy_s
 from penstock import _compat
 from penstock.cli import face
 from penstock.graph.code import function_of
-from penstock.graph.fuse import fused_function_of
+from penstock.graph.fused_runs import fused_function_of
 from penstock.graph.split import split
 from penstock.graph.trace import Capture
 from penstock.heap import keep_freed_memory
 from penstock.job import Job
 from penstock.plan import Plan
-from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.runtime.rank import Rank
 from penstock.runtime.rank_terms import RankTerms
 from penstock.transport import Transport

@@ -27,11 +27,11 @@ import numpy as np
 from penstock.errors import FleetError
 from penstock.fleet import policies, read_market
 from penstock.fleet.futures import by_laws, fitted, in_slots, resampled
+from penstock.fleet.job_work import FleetJob, Speed
 from penstock.fleet.look_ahead import look_ahead
 from penstock.fleet.market import Market, MarketPool, noticed, priced
 from penstock.fleet.outcome import judged
 from penstock.fleet.replay import Ruler, replay, replay_all
-from penstock.fleet.work import FleetJob, Speed
 
 PUBLIC = (
     "bamboo/p3-trace.csv",

@@ -33,7 +33,7 @@ from penstock.graph.stages import Segment
 from penstock.graph.trace import Capture, build_model, capture
 from penstock.job import Job
 from penstock.plan import Plan, plan_by_hand
-from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.runtime.launch import run_processes
 from penstock.runtime.windows import repeated
 from penstock.runtime.worker import Task, work

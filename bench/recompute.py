@@ -36,7 +36,7 @@ from penstock.graph.graph import Graph
 from penstock.graph.trace import capture
 from penstock.job import Job, load_job
 from penstock.plan import Plan, plan_by_hand
-from penstock.plan.lower import stages_of
+from penstock.plan.lower_plan import stages_of
 from penstock.profile import Profile
 from penstock.profile.measure import measure
 from penstock.search import Fixed, search

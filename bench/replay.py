@@ -35,7 +35,7 @@ from bench.machine import machine
 from bench.zoo import JOBS
 from penstock.graph.trace import Capture, capture
 from penstock.plan import Plan, is_asynchronous, plan_by_hand
-from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.profile import Profile
 from penstock.profile.measure import measure
 from penstock.runtime.launch import Groups, Launcher, Work, run_processes

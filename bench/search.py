@@ -22,7 +22,7 @@ from collections.abc import Callable
 
 from bench.machine import machine
 from penstock.estimate import MODELS, Constants, Transformer, load
-from penstock.estimate.device import find_device
+from penstock.estimate.datasheet import find_device
 from penstock.estimate.transformer import gpt
 from penstock.search.transformer.configurations import configurations
 from penstock.search.transformer.found import Configurations, Pool

@@ -33,12 +33,12 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 import penstock as ps
 from bench.machine import machine
-from penstock.batches.of_key import job_of_key, keys_of
+from penstock.batches.one_key import job_of_key, keys_of
 from penstock.choose.choose import Choice, PlannedKey
 from penstock.cli import face
 from penstock.graph.trace import build_model, capture
 from penstock.plan import plan_by_hand
-from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.plan.of_key import for_key
 from penstock.runtime.launch import run_threads
 from penstock.runtime.run import Steps, windows_of

@@ -48,7 +48,7 @@ from penstock.graph.trace import Capture, capture
 from penstock.job import Job
 from penstock.pilot.slow_ranks import Slowed, slowed
 from penstock.plan import Plan, plan_by_hand
-from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.profile import Profile
 from penstock.profile.measure import measure
 from penstock.runtime.emulate import sleeping

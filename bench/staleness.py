@@ -48,7 +48,7 @@ from penstock.files import write_text
 from penstock.graph.trace import Capture, build, capture
 from penstock.job import Job
 from penstock.plan import plan_by_hand
-from penstock.plan.lower import stages_of
+from penstock.plan.lower_plan import stages_of
 from penstock.runtime.finite import NotFiniteError
 from penstock.runtime.launch import run_threads
 from penstock.runtime.worker import Task, work

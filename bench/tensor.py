@@ -55,7 +55,7 @@ from penstock.heap import keep_freed_memory
 from penstock.job import Job
 from penstock.listener import SILENT
 from penstock.plan import Plan
-from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.plan.of_plan import lower
 from penstock.profile.measure import measure
 from penstock.runtime.calls import StepResult

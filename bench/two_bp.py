@@ -35,7 +35,7 @@ from penstock.graph.joint import joint_of
 from penstock.graph.trace import capture
 from penstock.job import Job
 from penstock.plan import Plan, plan_by_hand
-from penstock.plan.lower import stages_of
+from penstock.plan.lower_plan import stages_of
 from penstock.profile.measure import measure
 from penstock.search.balance import balanced_cuts
 from penstock.search.judge import Judge

@@ -42,12 +42,12 @@ from torch import Tensor, nn
 from bench.machine import machine
 from penstock.checkpoints.checkpoint import latest, load
 from penstock.fleet import policies
+from penstock.fleet.job_work import FleetJob, Speed
 from penstock.fleet.market import priced
 from penstock.fleet.of_run import recorded
 from penstock.fleet.policy_file import PolicyFile
 from penstock.fleet.replay import Ruler, replay
 from penstock.fleet.traces import read_market
-from penstock.fleet.work import FleetJob, Speed
 from penstock.job import Job
 from penstock.pilot.wishes import decisions_in
 

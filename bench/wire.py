@@ -37,7 +37,7 @@ from penstock.cli import face
 from penstock.graph.trace import Capture, capture
 from penstock.job import Job, load_job
 from penstock.plan import Plan, plan_by_hand
-from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.profile.measure import measure
 from penstock.runtime.run import run
 from penstock.search import evaluate

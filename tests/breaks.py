@@ -68,7 +68,7 @@ BREAKS = (
     ),
     Break(
         "the end of one that sleeps",
-        "members/launch.py",
+        "members/launch_members.py",
         "        if not ready:\n            break\n",
         "        if not ready:\n            continue\n",
         (
@@ -78,7 +78,7 @@ BREAKS = (
     ),
     Break(
         "memory without room",
-        "members/launch.py",
+        "members/launch_members.py",
         "problem.filename or _place_of(problem)",
         "problem.filename or 'a file'",
         ("tests/members/test_processes.py",),
@@ -121,31 +121,33 @@ BREAKS = (
         "choose/keys.py",
         "if plan.holds_back or plan.averages:",
         "if False:",
-        ("tests/runtime/test_keys.py::test_plans_whose_steps_depend_on_those_before_are_refused",),
+        (
+            "tests/runtime/test_key_steps.py::test_plans_whose_steps_depend_on_those_before_are_refused",
+        ),
         "a sum that a step of one shape has begun is awaited by one of another",
     ),
     Break(
         "noise of several keys",
-        "runtime/keys.py",
+        "runtime/key_steps.py",
         "rank.noise.watch(0)  # of micro-batches of unlike sizes it says nothing",
         "pass",
-        ("tests/runtime/test_keys.py",),
+        ("tests/runtime/test_key_steps.py",),
         "the noise of gradients is told of micro-batches of unlike sizes",
     ),
     Break(
         "weights of another key",
-        "runtime/keys.py",
+        "runtime/key_steps.py",
         "made.begin_anew(first_edge)",
         "made.begin_anew(rank.first_edge)",
-        ("tests/runtime/test_keys.py",),
+        ("tests/runtime/test_key_steps.py",),
         "messages of steps of two shapes go by one channel",
     ),
     Break(
         "batch of another key",
-        "runtime/keys.py",
+        "runtime/key_steps.py",
         "made.capture, made.stages, made.functions = step.capture, step.stages, step.functions",
         "made.capture, made.stages = step.capture, step.stages",
-        ("tests/runtime/test_keys.py",),
+        ("tests/runtime/test_key_steps.py",),
         "a step of another shape runs the functions of the first",
     ),
     Break(
@@ -153,7 +155,7 @@ BREAKS = (
         "runtime/worker.py",
         "check_alike((self.capture, self.stages), (step.capture, step.stages))",
         "_ = step",
-        ("tests/runtime/test_keys.py",),
+        ("tests/runtime/test_key_steps.py",),
         "a stage of another shape has other weights, and nobody says so",
     ),
     Break(
@@ -161,23 +163,23 @@ BREAKS = (
         "choose/keys.py",
         "return lambda step: data.key_of(step * count)",
         "return lambda step: data.key_of(step)",
-        ("tests/training/test_shapes.py",),
+        ("tests/training/test_key_session.py",),
         "the program of a step is that of another one's shape",
     ),
     Break(
         "micro-batches of a key",
-        "batches/of_key.py",
+        "batches/one_key.py",
         "yield from range(first, first + self.per_step)",
         "yield first",
-        ("tests/runtime/test_keys.py",),
+        ("tests/runtime/test_key_steps.py",),
         "a job of one shape has the first micro-batch of each step alone",
     ),
     Break(
         "tokens of a key",
-        "training/shapes.py",
+        "training/key_session.py",
         "return lambda step: rows[key_of(step)]",
         "return lambda step: (samples, tokens)",
-        ("tests/training/test_shapes.py",),
+        ("tests/training/test_key_session.py",),
         "tokens per second count those of the first shape in every step",
     ),
     Break(
@@ -342,7 +344,7 @@ BREAKS = (
     ),
     Break(
         name="bias of each rank",
-        file="graph/tensor/rules.py",
+        file="graph/tensor/slicing_rules.py",
         old="            yield OpChoice(made, WHOLE if bias else PARTIAL, bias_last=bool(bias))",
         new="            yield OpChoice(made, PARTIAL)",
         tests=("tests/graph/tensor/test_divided.py",),
@@ -350,10 +352,10 @@ BREAKS = (
     ),
     Break(
         name="a slice without runs",
-        file="graph/tensor/placement.py",
+        file="graph/tensor/value_placement.py",
         old="    outer, before = place.pieces, 1",
         new="    outer, before = 1, 1",
-        tests=("tests/graph/tensor/test_choose.py",),
+        tests=("tests/graph/tensor/test_choose_slices.py",),
         means="a slice of query, key and value in one is taken for a slice of the first",
     ),
     Break(
@@ -366,7 +368,7 @@ BREAKS = (
     ),
     Break(
         name="slices in one norm",
-        file="runtime/sums.py",
+        file="runtime/end_of_step.py",
         old="told_slices(w, own) if rest else own",
         new="own",
         tests=("tests/runtime/test_collects.py",),
@@ -406,7 +408,7 @@ BREAKS = (
     ),
     Break(
         "hooks look at the weights of other stages, too",
-        "state/optimizer/trial.py",
+        "state/optimizer/optimizer_trial.py",
         "                lent = schedule, {name: values[name] for name in held}\n",
         "                lent = schedule, values\n",
         ("tests/parity/test_hooks_by_element.py",),
@@ -414,7 +416,7 @@ BREAKS = (
     ),
     Break(
         "buffers are the same wherever a hook reads them",
-        "state/optimizer/trial.py",
+        "state/optimizer/optimizer_trial.py",
         "buffer.copy_(~buffer if buffer.dtype == torch.bool else buffer + 1)",
         "buffer.copy_(buffer)",
         ("tests/parity/test_hooks_by_element.py",),
@@ -430,7 +432,7 @@ BREAKS = (
     ),
     Break(
         "parameters are divided in one way only",
-        "state/optimizer/trial.py",
+        "state/optimizer/optimizer_trial.py",
         "set(names[first : first + size]) for first in range(0, len(names), size)",
         "set(names[first::count]) for first in range(count)",
         ("tests/parity/test_hooks_by_element.py",),
@@ -510,7 +512,7 @@ BREAKS = (
     ),
     Break(
         "nothing is asked of an optimizer made again",
-        "state/optimizer/trial.py",
+        "state/optimizer/optimizer_trial.py",
         "    return None if first == second else trial.words(first, second, _AGAIN)",
         "    return None",
         ("tests/examine/test_remembers.py",),
@@ -526,7 +528,7 @@ BREAKS = (
     ),
     Break(
         "an op that gave nothing leaves a tensor behind",
-        "graph/constants.py",
+        "graph/traced_constants.py",
         "            if isinstance(value, Tensor):  # the op that stopped",
         "            if True:  # the op that stopped",
         ("tests/graph/test_complex.py",),
@@ -630,7 +632,7 @@ BREAKS = (
     ),
     Break(
         "gradients of a trial are large and small together",
-        "state/optimizer/trial.py",
+        "state/optimizer/optimizer_trial.py",
         "step + at * (step % 4 > 1)",
         "step",
         ("tests/state/test_optimizer_flow.py",),
@@ -686,7 +688,7 @@ BREAKS = (
     ),
     Break(
         "joined_mean_over_all_labels",
-        "graph/joined/losses.py",
+        "graph/joined/loss_ops.py",
         "losses = made.op(node, aten.div.Tensor, losses, counts)",
         "losses = made.op(node, aten.div.Tensor, losses, shape_of(labels)[0])",
         ("tests/graph/joined/test_joined.py",),
@@ -702,7 +704,7 @@ BREAKS = (
     ),
     Break(
         "joined_pieces_forgotten",
-        "graph/joined/rules.py",
+        "graph/joined/joining_rules.py",
         "            found = at, pieces",
         "            found = at, 1",
         ("tests/graph/joined/test_joined.py",),
@@ -713,7 +715,7 @@ BREAKS = (
         "graph/joined/over_samples.py",
         "    total = _total(made, node, made.whole(labels), own, ignored)",
         "    total = _total(made, node, found[1], own, ignored)",
-        ("tests/graph/joined/test_divided.py",),
+        ("tests/graph/joined/test_divided_batch.py",),
         "a part of a micro-batch divides by the labels that count in it, not in the whole",
     ),
     Break(
@@ -721,7 +723,7 @@ BREAKS = (
         "graph/joined/divider.py",
         "        if not is_float and not all(carries(node, source, varying) for source in sums):",
         "        if not is_float and not sums:",
-        ("tests/graph/joined/test_divided.py",),
+        ("tests/graph/joined/test_divided_batch.py",),
         "a clamp or a power of what a part adds to the mean is taken for that of the mean",
     ),
     Break(
@@ -737,7 +739,7 @@ BREAKS = (
         "graph/joined/over_samples.py",
         "    return SumOfAll(made.op(node, aten.mul.Tensor, mean, made.times))",
         "    return SumOfAll(mean)",
-        ("tests/graph/joined/test_divided.py",),
+        ("tests/graph/joined/test_divided_batch.py",),
         "a part adds its own mean, as often as there are parts",
     ),
     Break(
@@ -1022,7 +1024,7 @@ BREAKS = (
     ),
     Break(
         "a newcomer waits to be called by those with greater numbers",
-        "members/launch.py",
+        "members/launch_members.py",
         "limit_s=_ASK_S, calls=True)",
         "limit_s=_ASK_S)",
         ("tests/members/test_join.py",),
@@ -1168,7 +1170,7 @@ BREAKS = (
     ),
     Break(
         "a member hears of no notice but a signal",
-        "members/launch.py",
+        "members/launch_members.py",
         "        own = start._replace(notice=lambda: start.notice() or told())\n        begin",
         "        own = start\n        begin",
         ("tests/cli/test_elastic.py",),
@@ -1370,50 +1372,50 @@ BREAKS = (
     ),
     Break(
         "steps_without_machines",
-        "fleet/losses.py",
+        "fleet/loss_rate.py",
         "rate += machines / float(market.lives_s.mean(axis=1).min())\n    return",
         "rate += 1 / float(market.lives_s.mean(axis=1).min())\n    return",
-        ("tests/fleet/test_losses.py",),
+        ("tests/fleet/test_loss_rate.py",),
         "the more machines, the sooner one is lost: forgotten",
     ),
     Break(
         "copies_are_never_lost",
-        "fleet/losses.py",
+        "fleet/loss_rate.py",
         "life_s = mean_whole_life_s(market, job.size, job.start_s)",
         "life_s = math.inf",
-        ("tests/fleet/test_losses.py",),
+        ("tests/fleet/test_loss_rate.py",),
         "all machines of a pool go together, and no checkpoint was ever written",
     ),
     Break(
         "a_loss_of_some_is_one_of_all",
-        "fleet/losses.py",
+        "fleet/loss_rate.py",
         "np.clip(lost - (held - 1), 0.0, 1.0)",
         "np.clip(lost, 0.0, 1.0)",
-        ("tests/fleet/test_losses.py",),
+        ("tests/fleet/test_loss_rate.py",),
         "copies write checkpoints as often as one machine",
     ),
     Break(
         "machines_at_once_are_many_losses",
-        "fleet/losses.py",
+        "fleet/loss_rate.py",
         "float(np.minimum(1.0, lost).sum",
         "float(lost.sum",
-        ("tests/fleet/test_losses.py",),
+        ("tests/fleet/test_loss_rate.py",),
         "checkpoints are as many times too often as machines go together",
     ),
     Break(
         "what_was_never_lost_never_will_be",
-        "fleet/losses.py",
+        "fleet/loss_rate.py",
         "1 / (1 / life_s + 1 / market.until_s)",
         "life_s",
-        ("tests/fleet/test_losses.py",),
+        ("tests/fleet/test_loss_rate.py",),
         "a calm past, and all work is lost on the first bad day",
     ),
     Break(
         "free_checkpoints_are_events",
-        "fleet/losses.py",
+        "fleet/loss_rate.py",
         "        return 0.0\n",
         "        return 1e-3\n",
-        ("tests/fleet/test_losses.py",),
+        ("tests/fleet/test_loss_rate.py",),
         "an event each millisecond",
     ),
     Break(
@@ -1421,15 +1423,15 @@ BREAKS = (
         "fleet/policies.py",
         "works_s + view[SAVE] * (works_s / view[EVERY] + 1)",
         "works_s",
-        ("tests/fleet/test_losses.py",),
+        ("tests/fleet/test_loss_rate.py",),
         "a policy turns to machines on demand so late that the pauses make it late",
     ),
     Break(
         "centuries_of_steps",
-        "fleet/work.py",
+        "fleet/job_work.py",
         "if self.steps / fastest > _MOST_S:",
         "if self.steps / fastest > math.inf:",
-        ("tests/fleet/test_losses.py",),
+        ("tests/fleet/test_loss_rate.py",),
         "1e308 steps end in an error of numba",
     ),
     Break(
@@ -1514,7 +1516,7 @@ BREAKS = (
     ),
     Break(
         "trace_lines_forgotten",
-        "fleet/rows.py",
+        "fleet/csv_rows.py",
         "line = self.lines[row] if row >= 0 else 1",
         "line = row + 2",
         ("tests/fleet/test_traces.py",),
@@ -1522,7 +1524,7 @@ BREAKS = (
     ),
     Break(
         "machines_free_while_starting",
-        "fleet/kernel.py",
+        "fleet/one_future.py",
         "figures[DOLLARS] += (spot + sure) * (until - now)",
         "figures[DOLLARS] += (spot + sure) * (until - now) * (rate > 0)",
         ("tests/fleet/test_replay.py",),
@@ -1554,7 +1556,7 @@ BREAKS = (
     ),
     Break(
         "what_is_rounded_away_is_never_lost",
-        "fleet/kernel.py",
+        "fleet/one_future.py",
         "held.owed[pool] -= lose",
         "held.owed[pool] = 0.0",
         ("tests/fleet/test_look_ahead.py",),
@@ -1674,7 +1676,7 @@ BREAKS = (
     ),
     Break(
         "large_batches_worth_all",
-        "fleet/work.py",
+        "fleet/job_work.py",
         "return (1 + noise / first) / (1 + noise / batch)",
         "return batch / first",
         ("tests/fleet/test_replay.py",),
@@ -1722,26 +1724,26 @@ BREAKS = (
     ),
     Break(
         "any_token",
-        "members/proof.py",
+        "members/token_proof.py",
         'if not hmac.compare_digest(proof.encode(errors="replace"), self._proof(role).encode()):',
         "if not proof:",
-        ("tests/members/test_proof.py",),
+        ("tests/members/test_token_proof.py",),
         "whoever connects is a member",
     ),
     Break(
         "a message counts whenever it was said",
-        "members/proof.py",
+        "members/token_proof.py",
         "            self.count += 1\n            self._check(head, self._head(size))\n",
         "            self._check(head, self._head(size))\n",
-        ("tests/members/test_proof.py",),
+        ("tests/members/test_token_proof.py",),
         "who passes bytes on can repeat them",
     ),
     Break(
         "a stranger is asked as often as it likes",
-        "members/proof.py",
+        "members/token_proof.py",
         'self._check(*_read(_PROOF, line), "caller")',
         'return _line(self.own, self.nonce, self._proof("called"))',
-        ("tests/members/test_proof.py",),
+        ("tests/members/test_token_proof.py",),
         "one connection costs the run most of its steps",
     ),
     Break(
@@ -1762,7 +1764,7 @@ BREAKS = (
     ),
     Break(
         "a rank short of memory ends all",
-        "members/launch.py",
+        "members/launch_members.py",
         "if is_own_fault(problem) and len(own.members) > 1:",
         "if is_own_fault(problem) and len(own.members) > 99:",
         ("tests/members/test_processes.py",),
@@ -2305,7 +2307,7 @@ BREAKS = (
     ),
     Break(
         "who waits to be taken in hears nothing",
-        "members/launch.py",
+        "members/launch_members.py",
         'if leaves():\n            raise _StaysOutError("this process has to go, and the',
         'if not mesh:\n            raise _StaysOutError("this process has to go, and the',
         ("tests/members/test_join.py",),
@@ -2353,10 +2355,10 @@ BREAKS = (
     ),
     Break(
         "compiled_for_others",
-        "graph/fuse.py",
+        "graph/fused_runs.py",
         "if [(each.stride(), each.dtype) for each in arguments] == expected:",
         "if len(arguments) == len(expected):",
-        ("tests/graph/test_fuse.py",),
+        ("tests/graph/test_fused_runs.py",),
         "tensors in other strides or of another dtype are read as if they were as traced",
     ),
     Break(
@@ -2364,12 +2366,12 @@ BREAKS = (
         "graph/segments.py",
         "        may -= shared\n",
         "        break\n",
-        ("tests/graph/test_memory.py",),
+        ("tests/graph/test_segment_memory.py",),
         "a value is repeated while its memory is kept for a view of it, and counted once",
     ),
     Break(
         "weights_of_f_and_b_mixed",
-        "plan/lower.py",
+        "plan/lower_plan.py",
         "    _check_repeats(plan, largest)\n",
         "",
         ("tests/parity/test_recompute.py",),
@@ -2385,10 +2387,10 @@ BREAKS = (
     ),
     Break(
         "compiled_draws_its_own",
-        "graph/fuse.py",
+        "graph/fused_runs.py",
         'if graph.nodes[op].effect != "pure" or node.target in IN_GRAD_MODE:',
         "if node.target in IN_GRAD_MODE:",
-        ("tests/graph/test_fuse.py",),
+        ("tests/graph/test_fused_runs.py",),
         "random numbers are the compiler's own, and buffers are written inside a compiled run",
     ),
     Break(
@@ -2460,15 +2462,15 @@ BREAKS = (
         "schedule/justify.py",
         "held[rank, room - 1] < limit",
         "held[rank, room - 1] <= limit",
-        ("tests/schedule/test_justify.py", "tests/schedule/test_found.py"),
+        ("tests/schedule/test_justify.py", "tests/schedule/test_wave_search.py"),
         "a forward moved early makes one activation too many",
     ),
     Break(
         "patterns_over_the_limit",
-        "schedule/found.py",
+        "schedule/wave_search.py",
         "_held(pattern, homes) <= limit",
         "_held(pattern, homes) <= limit + 1",
-        ("tests/schedule/test_found.py",),
+        ("tests/schedule/test_wave_search.py",),
         "a pattern is justified that holds too much from the start",
     ),
     Break(
@@ -2843,10 +2845,10 @@ BREAKS = (
     ),
     Break(
         "units_never_changed",
-        "search/units.py",
+        "search/cut_units.py",
         "while points != before:",
         "while before is not None:",
-        ("tests/search/test_units.py",),
+        ("tests/search/test_cut_units.py",),
         "a search of units that ends with the usual settings",
     ),
     Break(
@@ -2934,7 +2936,7 @@ BREAKS = (
         "search/search.py",
         "may_rescue = not any(plan.offloads for plan in plans)",
         "may_rescue = fixed.recompute is None and not any(plan.offloads for plan in plans)",
-        ("tests/search/test_far.py",),
+        ("tests/search/test_far_memory.py",),
         "who says something of recompute gets no far memory where memory is short",
     ),
     Break(
@@ -3155,7 +3157,7 @@ BREAKS = (
     ),
     Break(
         "copies_cost_nothing",
-        "simulate/prepare.py",
+        "simulate/arrays.py",
         "busy_s[at] = link.beside_s(sent_bytes) + (1 - spare[rank]) * own_s",
         "busy_s[at] = link.beside_s(sent_bytes) + spare[rank] * own_s",
         ("tests/simulate/test_simulate.py",),
@@ -3163,7 +3165,7 @@ BREAKS = (
     ),
     Break(
         "sums_of_one_part",
-        "simulate/prepare.py",
+        "simulate/arrays.py",
         "            return 2 * part * size_bytes, 0.0",
         "            return part * size_bytes, 0.0",
         ("tests/simulate/test_reference.py",),
@@ -3187,10 +3189,10 @@ BREAKS = (
     ),
     Break(
         "sent_dies_early",
-        "graph/memory.py",
+        "graph/segment_memory.py",
         "lasting = own.of_all(stay | handed)",
         "lasting = own.of_all(stay)",
-        ("tests/graph/test_memory.py",),
+        ("tests/graph/test_segment_memory.py",),
         "what is sent counted as freed before it is sent",
     ),
     Break(
@@ -3235,10 +3237,10 @@ BREAKS = (
     ),
     Break(
         "old_versions",
-        "profile/store.py",
+        "profile/kept_profiles.py",
         "(found.device, found.versions), (wanted.device, wanted.versions)",
         "(found.device,), (wanted.device,)",
-        ("tests/profile/test_store.py",),
+        ("tests/profile/test_kept_profiles.py",),
         "a profile of another torch taken for one of this",
     ),
     Break(
@@ -3251,10 +3253,10 @@ BREAKS = (
     ),
     Break(
         "sums_hidden_whole",
-        "estimate/terms.py",
+        "estimate/work_terms.py",
         "return 2 / 3 if run.overlap.gradients else 0.0",
         "return 1.0 if run.overlap.gradients else 0.0",
-        ("tests/estimate/test_terms.py",),
+        ("tests/estimate/test_work_terms.py",),
         "sums of gradients hidden by the forward of the last micro-batch, too",
     ),
     Break(
@@ -3291,10 +3293,10 @@ BREAKS = (
     ),
     Break(
         "in_flight_less_one",
-        "estimate/memory.py",
+        "estimate/peak_memory.py",
         "least(run.pipe - at, run.num_micro_batches)",
         "least(run.pipe - at - 1, run.num_micro_batches)",
-        ("tests/estimate/test_memory.py",),
+        ("tests/estimate/test_peak_memory.py",),
         "one micro-batch too few in flight",
     ),
     Break(
@@ -3787,7 +3789,7 @@ BREAKS = (
     ),
     Break(
         "what no step of a trial has reached does nothing",
-        "state/optimizer/trial.py",
+        "state/optimizer/optimizer_trial.py",
         "            late = cover.unreached()\n",
         "            late = None\n",
         ("tests/state/test_optimizer_cover.py",),
@@ -3795,7 +3797,7 @@ BREAKS = (
     ),
     Break(
         "what a trial hangs on a parameter is there in the next one",
-        "state/optimizer/trial.py",
+        "state/optimizer/optimizer_trial.py",
         "            vars(parameter).clear()\n",
         "            pass\n",
         ("tests/state/test_optimizer_cover.py",),
@@ -3803,7 +3805,7 @@ BREAKS = (
     ),
     Break(
         "a trial ends before a late branch is taken",
-        "state/optimizer/trial.py",
+        "state/optimizer/optimizer_trial.py",
         "                if found or cover.unreached() is None:\n",
         "                if True:\n",
         ("tests/state/test_optimizer_cover.py",),
@@ -3869,7 +3871,7 @@ BREAKS = (
     ),
     Break(
         "what is dumped matters",
-        "examine/reads.py",
+        "examine/name_reads.py",
         "    writerows dump save savetxt flush display\n",
         "    writerows flush display\n",
         ("tests/examine/test_impurities.py::test_nothing_is_found_where_a_model",),
@@ -3913,7 +3915,7 @@ BREAKS = (
     ),
     Break(
         "a pair that is set is read",
-        "examine/reads.py",
+        "examine/name_reads.py",
         'getattr(target, "elts", [target])',
         "[target]",
         ("tests/examine/test_impurities.py::test_nothing_is_found_where_a_model",),
@@ -3955,26 +3957,26 @@ BREAKS = (
     ),
     Break(
         "a mask that is written later has its first values",
-        "graph/constants.py",
+        "graph/traced_constants.py",
         "            todo += [*one.all_input_nodes, *self.writers.get(self.root[one], ())]\n",
         "            todo += one.all_input_nodes\n",
-        ("tests/graph/test_constants.py",),
+        ("tests/graph/test_traced_constants.py",),
         "a model branches on zeros where it wrote ones",
     ),
     Break(
         "what a trace leaves in a cache has no values",
-        "graph/constants.py",
+        "graph/traced_constants.py",
         "                _compat.become(tensor, value)\n",
         "                pass\n",
-        ("tests/graph/test_constants.py", "tests/graph/test_first_call.py"),
+        ("tests/graph/test_traced_constants.py", "tests/graph/test_first_call.py"),
         "the plain loop reads a tensor without data from an lru_cache",
     ),
     Break(
         "a generator that the model keeps is drawn from once",
-        "graph/constants.py",
+        "graph/traced_constants.py",
         "        if lasts or not torch.equal(fresh.get_state(), state):\n",
         "        if not torch.equal(fresh.get_state(), state):\n",
-        ("tests/graph/test_constants.py",),
+        ("tests/graph/test_traced_constants.py",),
         "a plan adds the same noise in every step",
     ),
     Break(
@@ -4101,7 +4103,7 @@ BREAKS = (
     ),
     Break(
         "what_a_hook_replaces_lost",
-        "graph/optimizer.py",
+        "graph/whole_optimizer.py",
         "                take_over(names, seen)\n",
         "",
         ("tests/parity/test_what_hooks_move.py",),
@@ -4245,7 +4247,7 @@ BREAKS = (
     ),
     Break(
         "trial_moves_named_state",
-        "state/optimizer/trial.py",
+        "state/optimizer/optimizer_trial.py",
         "        finally:\n            put_back(job, trial.named)\n",
         "        finally:\n            pass\n",
         ("tests/state/test_python_state.py",),
@@ -4301,7 +4303,7 @@ BREAKS = (
     ),
     Break(
         "overflow_learned_from",
-        "runtime/sums.py",
+        "runtime/end_of_step.py",
         "if rank.loss_scale is None or not rank.loss_scale.leaves_out(number):",
         "if rank.loss_scale is None or number >= 0:",
         ("tests/parity/test_precision.py::test_steps_that_overflow_are_left_out",),
@@ -4356,15 +4358,15 @@ BREAKS = (
         "program/reductions.py",
         "(step + 1 - self.first) % self.every == 0",
         "True",
-        ("tests/program/test_averages.py::test_each_round_of_gossip_has_its_turn",),
+        ("tests/program/test_partners.py::test_each_round_of_gossip_has_its_turn",),
         "weights that are averaged after each step, however seldom was asked for",
     ),
     Break(
         "gossip_with_one_partner",
-        "program/averages.py",
+        "program/partners.py",
         "when = way.every * len(rounds), way.every * (at + 1)",
         "when = way.every * len(rounds), way.every",
-        ("tests/program/test_averages.py::test_each_round_of_gossip_has_its_turn",),
+        ("tests/program/test_partners.py::test_each_round_of_gossip_has_its_turn",),
         "all rounds of gossip at once",
     ),
     Break(
@@ -4436,7 +4438,7 @@ BREAKS = (
     ),
     Break(
         "proof_without_what_is_held_back",
-        "prove/judge.py",
+        "prove/plain_side.py",
         "        plain.released, last = _released(last, found.tensors), found.tensors\n",
         "        last = found.tensors\n",
         ("tests/parity/test_held_back.py::test_the_proof_counts_what_is_held_back",),
@@ -4462,7 +4464,7 @@ BREAKS = (
     ),
     Break(
         "tied_norm_twice",
-        "runtime/sums.py",
+        "runtime/end_of_step.py",
         "if n in reached and owner.get(n, stage) == stage]",
         "if n in reached]",
         (
@@ -4512,10 +4514,10 @@ BREAKS = (
     ),
     Break(
         "error_of_measured",
-        "report/words.py",
+        "report/figure_words.py",
         "return predicted / measured - 1",
         "return measured / predicted - 1",
-        ("tests/report/test_words.py",),
+        ("tests/report/test_figure_words.py",),
         "errors relative to what was predicted, with the other sign",
     ),
     Break(
@@ -4674,7 +4676,7 @@ BREAKS = (
     ),
     Break(
         "told_twice",
-        "profile/store.py",
+        "profile/kept_profiles.py",
         "        profile = replace(kept, fused=profile.fused)\n",
         "",
         ("tests/choose/test_compiling.py",),
@@ -4706,10 +4708,10 @@ BREAKS = (
     ),
     Break(
         "steps_do_not_follow_the_batch",
-        "fleet/batch.py",
+        "fleet/batch_size.py",
         "count = steps_needed(steps, batch, self.scale, other=samples)",
         "count = steps * batch / samples",
-        ("tests/fleet/test_batch.py",),
+        ("tests/fleet/test_batch_size.py",),
         "twice the batch is believed to halve the steps, whatever the noise",
     ),
     Break(
@@ -4722,7 +4724,7 @@ BREAKS = (
     ),
     Break(
         "noise_of_one_replica",
-        "runtime/sums.py",
+        "runtime/end_of_step.py",
         "is_telling = rank.rank == min(wanted.ranks)",
         "is_telling = True",
         ("tests/parity/test_noise.py",),
@@ -4730,7 +4732,7 @@ BREAKS = (
     ),
     Break(
         "noise_of_scaled_gradients",
-        "runtime/noise.py",
+        "runtime/noise_squares.py",
         "small = self.count * _sum(self._small) / own",
         "small = _sum(self._small) / own",
         ("tests/parity/test_noise.py",),
@@ -4837,7 +4839,7 @@ BREAKS = (
         "graph/contents.py",
         "    for overlap in overlaps_of(each):",
         "    for overlap in overlaps_of(each)[:0]:",
-        ("tests/graph/test_views.py",),
+        ("tests/graph/test_shared_memory_views.py",),
         "what a loss writes into the inputs does not reach labels that are a view of them",
     ),
     Break(
@@ -4845,7 +4847,7 @@ BREAKS = (
         "graph/trace.py",
         "            for overlap in self.key.overlaps:\n                for i",
         "            for overlap in self.key.overlaps[:0]:\n                for i",
-        ("tests/graph/test_views.py",),
+        ("tests/graph/test_shared_memory_views.py",),
         "a plan trains something else than the plain loop",
     ),
     Break(
@@ -4853,15 +4855,15 @@ BREAKS = (
         "graph/batch.py",
         "if self.written and (found",
         "if self.written and not self.leaves and (found",
-        ("tests/graph/test_views.py",),
+        ("tests/graph/test_shared_memory_views.py",),
         "a later batch whose labels are no view of the inputs is computed as if they were",
     ),
     Break(
         "leaves that lie between each other overlap",
-        "graph/views.py",
+        "graph/shared_memory_views.py",
         "        return bool(np.shares_memory(*arrays, max_work=_WORK))  # pyright: ignore",
         "        return bool(np.may_share_memory(*arrays))  # pyright: ignore",
-        ("tests/graph/test_views.py",),
+        ("tests/graph/test_shared_memory_views.py",),
         "two columns of a large table are copied with all that lies between",
     ),
     Break(
@@ -5276,7 +5278,7 @@ BREAKS = (
     ),
     Break(
         "a hook is shown the statistics of its own replica",
-        "runtime/sums.py",
+        "runtime/end_of_step.py",
         "        if shows:\n",
         "        if shows and rank.is_guarded is None:\n",
         ("tests/parity/test_what_hooks_move.py",),
@@ -5284,7 +5286,7 @@ BREAKS = (
     ),
     Break(
         "a late update shows a hook what there is",
-        "runtime/sums.py",
+        "runtime/end_of_step.py",
         "    if shows and late and rank.carried.get(stage) is not None:\n",
         "    if shows and late and rank.carried.get(stage) is None:\n",
         ("tests/parity/test_what_hooks_move.py",),
@@ -5372,7 +5374,7 @@ BREAKS = (
     ),
     Break(
         "a loss that is a sum divided by its samples counts as a sum",
-        "graph/sums.py",
+        "graph/summed_loss.py",
         "            return abs(by) < samples and _sums(first, samples)\n",
         "            return _sums(first, samples)\n",
         ("tests/training/test_job_notices.py",),
@@ -5404,7 +5406,7 @@ BREAKS = (
     ),
     Break(
         "gradients that have left for far memory are looked at there",
-        "runtime/sums.py",
+        "runtime/end_of_step.py",
         "    if shard.far is not None and of(rank.device).is_queued:",
         "    if False:",
         ("tests/rehearsal/test_large.py",),
@@ -5716,7 +5718,7 @@ BREAKS = (
     ),
     Break(
         "a norm that nobody has seen makes gradients larger",
-        "runtime/sums.py",
+        "runtime/end_of_step.py",
         "coefficient = (self.limit / (total + 1e-6)).clamp(max=1.0)",
         "coefficient = self.limit / (total + 1e-6)",
         ("tests/runtime/test_host_numbers.py",),
@@ -5724,7 +5726,7 @@ BREAKS = (
     ),
     Break(
         "a norm is clipped by and never looked at",
-        "runtime/sums.py",
+        "runtime/end_of_step.py",
         "            progress.unseen = UnseenNorm(total, norms, self.names, step)\n",
         "            UnseenNorm(total, norms, self.names, step)\n",
         ("tests/runtime/test_host_numbers.py",),
@@ -5887,7 +5889,7 @@ BREAKS = (
         "search/search.py",
         "if not cluster.device_of(r).copy_engine]",
         "if True]",
-        ("tests/search/test_far.py",),
+        ("tests/search/test_far_memory.py",),
         "a GPU waits for its copies",
     ),
     Break(

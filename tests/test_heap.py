@@ -10,7 +10,7 @@ import pytest
 from penstock.graph.trace import capture
 from penstock.heap import _of_libc, give_back, keep_freed_memory
 from penstock.plan import plan_by_hand
-from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.profile import measure
 from penstock.runtime import eager, worker
 from penstock.runtime.launch import run_threads

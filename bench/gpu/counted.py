@@ -10,7 +10,7 @@ import torch
 from penstock.graph.trace import Capture
 from penstock.job import Job
 from penstock.plan import Plan
-from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.runtime.rank import Rank
 from penstock.runtime.rank_terms import RankTerms
 from penstock.transport.threads import thread_transports

@@ -45,12 +45,12 @@ from penstock.cluster import Cluster
 from penstock.device import here
 from penstock.far import FarMemory
 from penstock.graph.code import function_of
-from penstock.graph.fuse import fused_function_of
+from penstock.graph.fused_runs import fused_function_of
 from penstock.graph.trace import Capture, build_model, capture
 from penstock.heap import keep_freed_memory
 from penstock.job import Job, Precision
 from penstock.plan import Offloaded, Plan, plan_by_hand
-from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.profile import Profile
 from penstock.profile.estimate import estimated
 from penstock.profile.measure import measure

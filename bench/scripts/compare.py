@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bench.scripts.oracle import Found
-from penstock.state.parts import whole
+from penstock.state.tensor_parts import whole
 
 ROUNDING = 1e-5  # of the largest element; ten steps of float32 in another order
 ROUNDING_BFLOAT16 = 2e-2  # two of its units: a sum in another order may round a factor away

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from penstock.graph.composed import by_name
     from penstock.graph.graph import Graph
     from penstock.graph.layerwise import Lamb, Lars
-    from penstock.graph.traced import trace
+    from penstock.graph.traced_graph import trace
     from penstock.job import Job, load_job
     from penstock.large_batch import scaled_rate, warm_up
     from penstock.listener import Listener
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     from penstock.profile import Profile
     from penstock.profile.of_graph import measure
     from penstock.program.program import Program
-    from penstock.report.of_run import report
+    from penstock.report.run_report import report
     from penstock.schedule import SCHEDULES, Schedule
-    from penstock.search.best import search
+    from penstock.search.one_plan import search
     from penstock.simulate.of_program import simulate
     from penstock.timeline import Timeline
     from penstock.training.export import load_weights
-    from penstock.training.run import run
+    from penstock.training.run_program import run
     from penstock.training.train import train
     from penstock.writers import mlflow, tensorboard, wandb
 
@@ -122,15 +122,15 @@ _PLACES = {
     "measure": "profile.of_graph",
     "mlflow": "writers",
     "packed": "batches",
-    "report": "report.of_run",
+    "report": "report.run_report",
     "rules": "rules",
-    "run": "training.run",
+    "run": "training.run_program",
     "scaled_rate": "large_batch",
-    "search": "search.best",
+    "search": "search.one_plan",
     "simulate": "simulate.of_program",
     "swa": "averages",
     "tensorboard": "writers",
-    "trace": "graph.traced",
+    "trace": "graph.traced_graph",
     "train": "training.train",
     "wandb": "writers",
     "warm_up": "large_batch",

@@ -29,7 +29,7 @@ def keyed(data: object) -> Keyed | None:
 
 
 def only_key(data: object) -> Hashable | None:
-    """Return the one key of a job's data that `batches/of_key.py` has made; None: it is of all."""
+    """Return the one key of a job's data that `batches/one_key.py` has made; None: it is of all."""
     return getattr(getattr(data, "of", data), "only_key", None)
 
 

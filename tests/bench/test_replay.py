@@ -10,7 +10,7 @@ from bench import replay as bench
 from bench.replay import Case, Later, Source, agreement, rows_of, sources, target
 from penstock.graph.trace import capture
 from penstock.plan import plan_by_hand
-from penstock.plan.lower import lower_plan
+from penstock.plan.lower_plan import lower_plan
 from penstock.profile import Profile
 from penstock.simulate.what_if import Change, Run
 from penstock.transport import TensorSpec

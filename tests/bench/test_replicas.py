@@ -8,7 +8,7 @@ import pytest
 from bench import beside, replicas
 from bench.models import TINY
 from penstock.graph.trace import capture
-from penstock.plan.lower import lower_plan
+from penstock.plan.lower_plan import lower_plan
 from penstock.profile.measure import measure
 from penstock.program.program import Compute
 from penstock.program.reductions import Reduction

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from penstock.checkpoints import checkpoint
 from penstock.checkpoints.for_others import WHOLE, put_whole_beside
-from penstock.state.parts import part_key
+from penstock.state.tensor_parts import part_key
 
 WEIGHT = torch.arange(12.0).view(3, 4)
 

@@ -12,16 +12,16 @@ from penstock.choose.choose import Choice, Machines, predicted
 from penstock.choose.compiling import compiled
 from penstock.cluster import Cluster
 from penstock.errors import PlanError
-from penstock.graph import fuse as graph_fuse
+from penstock.graph import fused_runs as graph_fuse
 from penstock.plan import plan_by_hand
-from penstock.plan.lower import stages_of
-from penstock.profile import Profile, fused, store
+from penstock.plan.lower_plan import stages_of
+from penstock.profile import Profile, fused, kept_profiles
 from penstock.profile.profile import FusedCost
 from penstock.prove.prove import Planned, prove
 from penstock.search.judge import Judge
 from penstock.training.view import Terminal
 from tests.cli.training import small
-from tests.graph.test_fuse import StandIn, compiler  # noqa: F401 - a fixture
+from tests.graph.test_fused_runs import StandIn, compiler  # noqa: F401 - a fixture
 from tests.parity.models import captured, job_of, plan_of
 from tests.search.chains import profile_of
 
@@ -143,7 +143,7 @@ def test_what_is_measured_of_a_compiled_plan_is_kept(monkeypatch, tmp_path, comp
     measured.save(path)  # what `measured` would have kept, before runs told anything
     resting = replace(profile, op_s=(9.0,) * len(profile.op_s), fused=(), steps=40, runs=1)
     resting = replace(resting, kind="cpu")
-    monkeypatch.setattr(store, "find", lambda folder, wanted: Profile.load(path))
+    monkeypatch.setattr(kept_profiles, "find", lambda folder, wanted: Profile.load(path))
     (resting,) = fuse.known(job, MADE, plan, (resting,))
     assert (resting.op_s[0], len(resting.fused)) == (9.0, 2)
     again = Profile.load(path)

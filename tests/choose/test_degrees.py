@@ -13,7 +13,7 @@ from penstock.choose import degrees
 from penstock.choose.choose import FASTEST, Machines, SearchAim, best, best_like
 from penstock.cluster.cluster import Cluster, DeviceKind, Host, Link
 from penstock.errors import PlanError
-from penstock.graph.tensor.choose import division
+from penstock.graph.tensor.choose_slices import division
 from penstock.graph.tensor.least import least_s
 from penstock.graph.tensor.placed import Placing, RankSpeed
 from penstock.graph.trace import capture

@@ -10,14 +10,14 @@ from penstock.choose.learned import learn, learn_step, segments_of
 from penstock.choose.prepare import profiled
 from penstock.cluster import Cluster, DeviceKind, Host, Link
 from penstock.listener import SILENT
-from penstock.plan.lower import stages_of
+from penstock.plan.lower_plan import stages_of
 from penstock.plan.of_plan import lower
 from penstock.profile.estimate import estimated
+from penstock.profile.kept_profiles import samples_of, steps_path
 from penstock.profile.latency import learned
 from penstock.profile.measure import measure
 from penstock.profile.profile import FusedCost
 from penstock.profile.sampled import resting_on, sampled_in
-from penstock.profile.store import samples_of, steps_path
 from penstock.runtime.sampler import ActionSeconds, Samples
 from penstock.schedule.orders import KINDS
 from penstock.search import Fixed, search

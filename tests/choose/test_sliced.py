@@ -13,7 +13,7 @@ from penstock.cluster import Cluster
 from penstock.errors import PlanError
 from penstock.graph.trace import capture
 from penstock.job import Job
-from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.profile.measure import measure
 from penstock.prove.prove import Planned, prove
 from penstock.runtime.launch import run_processes

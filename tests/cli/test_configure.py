@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.estimate import load
-from penstock.estimate.device import Datasheet
+from penstock.estimate.datasheet import Datasheet
 from penstock.estimate.known import find_model
 from penstock.search.transformer.configurations import configurations
 from penstock.search.transformer.found import Pool

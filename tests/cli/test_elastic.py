@@ -255,7 +255,7 @@ def test_a_rank_whose_machine_has_had_notice_leaves_and_the_others_go_on(
 ) -> None:
     """Notice comes only to the one that joins: the others were started without the variable."""
     monkeypatch.setenv("PENSTOCK_NOTICE", str(tmp_path / "notice"))
-    monkeypatch.setattr("penstock.members.launch.looking", partial(looking, ask_s=0.001))
+    monkeypatch.setattr("penstock.members.launch_members.looking", partial(looking, ask_s=0.001))
     counts = RunMember.counts
 
     def noted(member: RunMember, told: Told, rank: Rank) -> None:
@@ -285,7 +285,7 @@ def test_notice_for_all_ranks_stops_the_run_with_a_checkpoint_and_it_goes_on(
     profiles: Path,
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(profiles))
-    monkeypatch.setattr("penstock.members.launch.looking", partial(looking, ask_s=0.001))
+    monkeypatch.setattr("penstock.members.launch_members.looking", partial(looking, ask_s=0.001))
     counts = RunMember.counts
 
     def noted(member: RunMember, told: Told, rank: Rank) -> None:

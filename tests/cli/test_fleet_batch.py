@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from penstock.fleet.batch import Phase, phase_of
-from tests.fleet.test_batch import took
+from penstock.fleet.batch_size import Phase, phase_of
+from tests.fleet.test_batch_size import took
 
 
 @pytest.fixture

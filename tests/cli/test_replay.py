@@ -8,7 +8,7 @@ import pytest
 
 from penstock.cluster import Cluster, DeviceKind, Host, Link
 from penstock.plan import plan_by_hand
-from penstock.plan.lower import lower_plan
+from penstock.plan.lower_plan import lower_plan
 from penstock.timeline import step_s
 from tests.cli.conftest import Call
 from tests.graph.tiny import GRAPH

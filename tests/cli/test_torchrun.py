@@ -33,7 +33,7 @@ from penstock.graph.trace import Capture, capture
 from penstock.job import Job
 from penstock.listener import SILENT
 from penstock.plan import Plan, plan_by_hand
-from penstock.plan.lower import lower_plan
+from penstock.plan.lower_plan import lower_plan
 from penstock.profile import Profile
 from penstock.profile.kinds import load_profiles
 from penstock.runtime import launch

@@ -8,7 +8,7 @@ import pytest
 from penstock.errors import PlanError, ReportError
 from penstock.files import write_text
 from penstock.pilot.phases import ChosenBatch, TrainedPhase, UntilFile, figures_of, until_in
-from penstock.report.phases import told_in
+from penstock.report.phase_table import told_in
 from penstock.training import until_loss
 from tests.cli.conftest import Call
 

@@ -3,8 +3,8 @@
 from hypothesis import strategies as st
 
 from penstock.estimate import TrainingRun
-from penstock.estimate.device import DEVICES, find_device
-from penstock.estimate.run import even
+from penstock.estimate.datasheet import DEVICES, find_device
+from penstock.estimate.training_run import even
 from penstock.estimate.transformer import gpt
 
 A100 = find_device("a100-80")

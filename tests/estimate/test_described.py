@@ -9,9 +9,9 @@ import pytest
 from penstock.errors import EstimateError
 from penstock.estimate import MODELS, TrainingRun, read
 from penstock.estimate.columns import COLUMNS
-from penstock.estimate.device import DEVICES, find_device
+from penstock.estimate.datasheet import DEVICES, find_device
 from penstock.estimate.frameworks import FRAMEWORKS
-from penstock.estimate.run import Hiding
+from penstock.estimate.training_run import Hiding
 
 ROW = {  # invented
     "layers": "18", "hidden": "1536", "heads": "16", "vocabulary": "51200", "sequence": "1024",

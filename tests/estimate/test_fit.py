@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.errors import EstimateError
 from penstock.estimate import Sample, fit, load, predict
 from penstock.estimate.constants import terms
-from penstock.estimate.device import find_device
+from penstock.estimate.datasheet import find_device
 from penstock.estimate.fit import adapted, left_out, spread, sureness
 from penstock.estimate.priors import TIME_PRIORS, priors, usual, values_of, z_of
 from penstock.estimate.site import site_of_run

@@ -9,7 +9,7 @@ from hypothesis import given
 from penstock.errors import EstimateError
 from penstock.estimate import Sample, fit, predict
 from penstock.estimate.constants import terms
-from penstock.estimate.device import find_device
+from penstock.estimate.datasheet import find_device
 from penstock.estimate.priors import usual
 from penstock.estimate.shipped import SHIPPED, load, save
 from tests.estimate.runs import run_of, sizes

@@ -6,8 +6,8 @@ import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
 from penstock.estimate.constants import terms
-from penstock.estimate.device import find_device
-from penstock.estimate.run import TrainingRun
+from penstock.estimate.datasheet import find_device
+from penstock.estimate.training_run import TrainingRun
 from penstock.estimate.transformer import Transformer
 
 SHAPES = [  # hidden, layers, heads, kv heads, intermediate, vocabulary, sequence, samples

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.estimate import MODELS
-from penstock.estimate.device import DEVICES
+from penstock.estimate.datasheet import DEVICES
 from penstock.estimate.priors import usual
-from penstock.estimate.run import Hiding
-from penstock.estimate.terms import time_terms
+from penstock.estimate.training_run import Hiding
 from penstock.estimate.work import LANES, TIME_TERMS, stage_parameters, stage_work, sums
+from penstock.estimate.work_terms import time_terms
 from tests.estimate.runs import A100, run_of, sizes
 
 PRIOR = usual("time")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.examine.reads import tree_of
+from penstock.examine.name_reads import tree_of
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from penstock.fleet.job_work import FleetJob, Speed
 from penstock.fleet.market import Market, MarketPool
-from penstock.fleet.work import FleetJob, Speed
 
 SLOT_S = 360.0
 USD, SPOT = 3.0, 1.0

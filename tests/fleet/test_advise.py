@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from penstock.errors import FleetError
 from penstock.fleet.advise import advise
 from penstock.fleet.choices import Aim, chosen_of, front_of
+from penstock.fleet.job_work import FleetJob, Speed
 from penstock.fleet.liveput import liveput_of
 from penstock.fleet.look_ahead import look_ahead
 from penstock.fleet.market import HOUR_S, only
@@ -19,7 +20,6 @@ from penstock.fleet.pictures import page_of_advice, page_of_replay
 from penstock.fleet.policy_file import begun, read_policy
 from penstock.fleet.replay import Ruler, replay
 from penstock.fleet.rulers import basis_of, ruler_of, table_of
-from penstock.fleet.work import FleetJob, Speed
 from tests.fleet.markets import SLOT_S, plain_job, slotted
 
 pairs = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=12)

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from penstock.errors import PenstockError
 from penstock.fleet import policies, read_market
 from penstock.fleet.futures import resampled
+from penstock.fleet.job_work import FleetJob, Speed
 from penstock.fleet.look_ahead import look_ahead
 from penstock.fleet.market import noticed, priced
 from penstock.fleet.outcome import judged
 from penstock.fleet.replay import Ruler
 from penstock.fleet.spells import told
-from penstock.fleet.work import FleetJob, Speed
 
 JOB = FleetJob(7200.0, (Speed(2, 1.0),), start_s=300.0, checkpoint_s=60.0)
 DEADLINE_S = 4 * 3600.0

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from penstock.cli import main
 from penstock.errors import FleetError
 from penstock.fleet import policies
+from penstock.fleet.job_work import FleetJob, Speed, read_job, with_figures
 from penstock.fleet.market import priced
 from penstock.fleet.of_run import figures_in, recorded
 from penstock.fleet.replay import Ruler, replay
 from penstock.fleet.traces import read_market
-from penstock.fleet.work import FleetJob, Speed, read_job, with_figures
 
 PACES = {1: 0.5, 2: 0.25, 3: 0.2, 4: 0.125}  # seconds of a step
 

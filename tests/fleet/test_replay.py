@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import FleetError
-from penstock.fleet import kernel, policies
+from penstock.fleet import one_future, policies
+from penstock.fleet.job_work import FleetJob, Speed, progress, read_job, young_daly_s
 from penstock.fleet.look_ahead import expecting, look_ahead
-from penstock.fleet.losses import mean_life_s
+from penstock.fleet.loss_rate import mean_life_s
 from penstock.fleet.market import Market, MarketPool
 from penstock.fleet.outcome import bound_of, judged
 from penstock.fleet.replay import Ruler, replay, replay_all
-from penstock.fleet.work import FleetJob, Speed, progress, read_job, young_daly_s
 from tests.fleet.markets import SLOT_S, SPOT, USD, plain_job, slotted
 
 GREEDY = Ruler("greedy", policies.greedy)
@@ -232,5 +232,5 @@ def test_what_cannot_be_replayed_is_refused():
 
 
 def test_compiled_kernel_takes_compiled_policies_only_once_made():
-    assert kernel.player() is kernel.player()
+    assert one_future.player() is one_future.player()
     assert expecting.py_func.__name__ == "expecting"

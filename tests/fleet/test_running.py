@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from penstock.errors import FleetError
 from penstock.fleet import policies
 from penstock.fleet.growing import GrowingTrace
+from penstock.fleet.job_work import FleetJob, Speed
 from penstock.fleet.look_ahead import look_ahead
 from penstock.fleet.replay import Ruler, replay
 from penstock.fleet.rulers import ruler_from, table_of
 from penstock.fleet.running import RunAim, Standing, measured, so_far, to_come, wants
 from penstock.fleet.traces import read_market
-from penstock.fleet.work import FleetJob, Speed
 from tests.fleet.markets import SLOT_S, plain_job, slotted
 
 MACHINES, SLOTS, TICK_S = 4, 30, 300.0

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from penstock.graph.alike import AlikeStages
 from penstock.graph.cut import cut
 from penstock.graph.graph import Graph
-from penstock.graph.known import KnownStages
+from penstock.graph.known_stages import KnownStages
 from penstock.graph.owners import owners_of
 from penstock.graph.trace import trace
 from tests.graph.zoo import floats, job_of

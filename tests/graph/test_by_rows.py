@@ -14,8 +14,8 @@ from penstock.graph import by_rows
 from penstock.graph.by_rows import LOSS_BACKWARD, loss_backward, taken_apart
 from penstock.graph.code import callable_of, function_of
 from penstock.graph.cut import cut
-from penstock.graph.fuse import fused_function_of
-from penstock.graph.memory import MemoryOwner, segment_memory
+from penstock.graph.fused_runs import fused_function_of
+from penstock.graph.segment_memory import MemoryOwner, segment_memory
 from penstock.graph.trace import Capture, capture
 from penstock.job import Job
 from penstock.profile.measure import inputs_of

@@ -10,7 +10,7 @@ import penstock as ps
 from penstock.checkpoints.checkpoint import Checkpoint
 from penstock.errors import CheckpointError, JobError
 from penstock.graph.composed import averaged, kind_of
-from penstock.graph.optimizer import whole_optimizer
+from penstock.graph.whole_optimizer import whole_optimizer
 from penstock.job import Parameters
 from penstock.runtime.validate import lent, weights_of
 from penstock.state.shards import updates_by_number

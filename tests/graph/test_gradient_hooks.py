@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import penstock as ps
 from penstock.errors import GraphError
-from penstock.graph.joined.divided import divided
+from penstock.graph.joined.divided_batch import divided
 from penstock.graph.joined.joined import joined
 from penstock.graph.trace import build, capture, loss_of
 from penstock.prove.prove import Planned, prove

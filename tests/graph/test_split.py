@@ -18,7 +18,7 @@ from penstock.graph.slicing import ends_of
 from penstock.graph.split import split
 from penstock.graph.trace import Capture, capture
 from penstock.job import Job
-from penstock.state.parts import sliced, whole
+from penstock.state.tensor_parts import sliced, whole
 from tests.graph.executor import Step, measure_bytes, run_cut, run_eager
 from tests.graph.zoo import JOBS, D, V, job_of, tokens
 

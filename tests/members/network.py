@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.network import Place, line
-from penstock.members.launch import Here, Scribe, Start, run_members
+from penstock.members.launch_members import Here, Scribe, Start, run_members
 from penstock.members.words import Where
 from penstock.processes.child import die_with
 from penstock.runtime.calls import StepResult

@@ -20,13 +20,13 @@ from penstock.cluster import Cluster
 from penstock.graph.trace import Capture, capture
 from penstock.job import Job
 from penstock.members import moving, words
-from penstock.members.launch import Ended, Start, ThreadGenerations, run_threads
+from penstock.members.launch_members import Ended, Start, ThreadGenerations, run_threads
 from penstock.members.member import RunEvent, RunMember
 from penstock.members.mesh import Mesh
 from penstock.members.words import View, Where
 from penstock.pilot.losses import PlanBasis, committing
 from penstock.plan import Plan
-from penstock.plan.lower import stages_of
+from penstock.plan.lower_plan import stages_of
 from penstock.profile.estimate import estimated
 from penstock.runtime.calls import Bound, StepResult
 from penstock.runtime.rank import Rank

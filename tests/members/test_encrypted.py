@@ -23,7 +23,7 @@ from penstock.members.encrypted import (
     new_token,
 )
 from penstock.members.mesh import Mesh, listening, where_of
-from penstock.members.proof import GREETING
+from penstock.members.token_proof import GREETING
 from penstock.members.words import Ask, Welcome, Where, WireError
 from tests.members import runs
 from tests.members.test_gate import connected, proved, relay, said_until_the_end

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.members.launch import Start, ask_to_stop
+from penstock.members.launch_members import Start, ask_to_stop
 from penstock.members.member import GivenUpError, Outside, OverError, RunMember
 from penstock.members.words import View, Where
 from penstock.training.chronicle import ENDED

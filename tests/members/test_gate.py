@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from penstock.members.gate import MOST_PER_BEAT, MOST_STRANGERS, Gate
 from penstock.members.mesh import listening, where_of
-from penstock.members.proof import GREETING, Handshake
+from penstock.members.token_proof import GREETING, Handshake
 from penstock.members.words import (
     Ask,
     Done,

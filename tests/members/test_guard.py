@@ -13,12 +13,12 @@ from torch import nn
 
 from penstock.cluster import Host
 from penstock.errors import PlanError, ProgramError
-from penstock.graph.optimizer import WholeOptimizer
+from penstock.graph.whole_optimizer import WholeOptimizer
 from penstock.members.guard import Guardian, _divided
 from penstock.pilot import redundancy
 from penstock.pilot.losses import PlanBasis, committing
 from penstock.plan import Guarding, Plan
-from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.profile.kinds import places_of
 from penstock.program.program import Program
 from penstock.program.reductions import Reduction

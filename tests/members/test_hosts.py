@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from penstock.checkpoints import checkpoint
-from penstock.members.launch import run_members
+from penstock.members.launch_members import run_members
 from penstock.members.words import Where
 from tests.members import runs
 from tests.members.test_processes import Signals, counting, events_in, start_of

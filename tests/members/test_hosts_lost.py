@@ -16,7 +16,7 @@ from penstock.members.words import Halt, HeldTensor, View, Where
 from penstock.pilot.losses import PlanBasis, committing
 from penstock.pilot.redundancy import costly_hosts
 from penstock.plan import Guarding, Plan
-from penstock.plan.lower import lower_plan
+from penstock.plan.lower_plan import lower_plan
 from penstock.plan.reshape import Counts, reshaped
 from penstock.program.alone import fewest_holders, guarded
 from penstock.training.elastic_run import ElasticRun, RunPilot

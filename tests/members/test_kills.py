@@ -14,7 +14,7 @@ from penstock.checkpoints import checkpoint
 from penstock.choose.run_windows import windows_of
 from penstock.pilot.losses import PlanBasis
 from penstock.plan import Guarding, Plan
-from penstock.plan.lower import stages_of
+from penstock.plan.lower_plan import stages_of
 from penstock.runtime.launch import run_threads
 from penstock.runtime.reader import Reader
 from penstock.runtime.worker import Task, work

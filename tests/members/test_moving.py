@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.members.moving import PIECE_BYTES, held_row, missing_of, move, moves_to
 from penstock.members.words import HeldTensor
-from penstock.state.parts import part_key, whole
+from penstock.state.tensor_parts import part_key, whole
 from penstock.transport.threads import thread_transports
 
 KEYS = [f"weights/{letter}" for letter in "abcd"]

@@ -15,8 +15,8 @@ import torch
 
 from bench.network import can_throttle
 from penstock.checkpoints import checkpoint
-from penstock.members import launch, member
-from penstock.members.launch import Scribe
+from penstock.members import launch_members, member
+from penstock.members.launch_members import Scribe
 from penstock.members.member import RunMember
 from penstock.members.mesh import SILENT_S, Mesh
 from penstock.members.words import Told
@@ -223,7 +223,7 @@ SHORT_S = 2.0
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a line be silent for longer than any test is kept from the processor."""
     assert SHORT_S < SILENT_S / 1.5
-    monkeypatch.setattr(launch, "Mesh", partial(Mesh, silent_s=LIMIT_S))
+    monkeypatch.setattr(launch_members, "Mesh", partial(Mesh, silent_s=LIMIT_S))
 
 
 def test_a_cut_of_two_seconds_is_nobodys_loss(tmp_path: Path, patient: None) -> None:

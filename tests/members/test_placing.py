@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.members.placing import OnHosts, placed, sizes_of
 from penstock.members.words import HeldTensor
-from penstock.state.parts import part_key
+from penstock.state.tensor_parts import part_key
 
 KEYS = [f"weights/{letter}" for letter in "abcde"]
 

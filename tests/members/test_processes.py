@@ -15,8 +15,8 @@ import torch
 
 from penstock.checkpoints import checkpoint
 from penstock.errors import RunError
-from penstock.members import launch
-from penstock.members.launch import Scribe, Start, run_members
+from penstock.members import launch_members
+from penstock.members.launch_members import Scribe, Start, run_members
 from penstock.members.member import RunMember
 from penstock.members.mesh import Mesh
 from penstock.members.own_fault import is_own_fault
@@ -57,11 +57,11 @@ def events_in(folder: Path) -> list[dict]:
 
 @pytest.mark.timeout(100)
 def test_who_sleeps_when_the_run_is_over_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "_ENDS_S", 0.1)
+    monkeypatch.setattr(launch_members, "_ENDS_S", 0.1)
     pipes = {member: multiprocessing.Pipe(duplex=False) for member in range(2)}
     pipes[0][1].send_bytes(json.dumps(["done", None]).encode())
     receivers = {member: receiver for member, (receiver, _) in pipes.items()}
-    assert launch._supervise({}, receivers, lambda step: None) == (True, {})
+    assert launch_members._supervise({}, receivers, lambda step: None) == (True, {})
 
 
 def test_memory_that_finds_no_room_is_told_by_the_line_that_asks_for_it() -> None:
@@ -70,11 +70,13 @@ def test_memory_that_finds_no_room_is_told_by_the_line_that_asks_for_it() -> Non
     try:
         raise OSError(errno.EFBIG, "File too large")
     except OSError as problem:
-        error = launch._failed(mesh, problem)
+        error = launch_members._failed(mesh, problem)
     assert f"memory or a file at {__file__}:" in error.message
     assert "ulimit -f" in error.hint
     assert [each.message for each in said] == [error.message]
-    named = launch._failed(mesh, OSError(errno.ENOSPC, "No space left on device", "plan.json"))
+    named = launch_members._failed(
+        mesh, OSError(errno.ENOSPC, "No space left on device", "plan.json")
+    )
     assert named.message == "cannot write plan.json: No space left on device"
 
 

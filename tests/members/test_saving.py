@@ -13,7 +13,7 @@ import torch
 
 from penstock.checkpoints import beside, checkpoint, folders, saver
 from penstock.checkpoints.saver import Saver, State
-from penstock.members.launch import Scribe, Start, run_members
+from penstock.members.launch_members import Scribe, Start, run_members
 from penstock.members.member import RunMember
 from penstock.members.words import View
 from penstock.runtime.calls import StepResult

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import BatchMisfitError, GraphError, RankMisfitError
 from penstock.members.failing import failed_by
-from penstock.members.launch import as_job_fails
+from penstock.members.launch_members import as_job_fails
 from penstock.members.words import (
     Ask,
     Beat,

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 from penstock.graph.trace import Capture, capture
 from penstock.job import Job
 from penstock.plan import plan_by_hand
-from penstock.plan.lower import lower_plan
+from penstock.plan.lower_plan import lower_plan
 from penstock.runtime.launch import run_threads
 from tests.parity.training import Run, differing, train
 

@@ -9,7 +9,7 @@ from torch.func import functional_call
 import penstock as ps
 from penstock.errors import RunError
 from penstock.graph.trace import build
-from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.prove.sequential import sequential
 from penstock.runtime.launch import run_processes
 from penstock.schedule import Schedule, find, versions

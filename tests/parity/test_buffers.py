@@ -26,7 +26,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 from penstock.errors import PlanError
 from penstock.graph.trace import capture
 from penstock.job import Job
-from penstock.plan.lower import lower_plan
+from penstock.plan.lower_plan import lower_plan
 from penstock.runtime.launch import run_processes
 from penstock.schedule import Schedule
 from tests.draws import examples

@@ -12,7 +12,7 @@ from penstock.checkpoints.checkpoint import latest
 from penstock.graph.trace import Capture, capture
 from penstock.job import Job
 from penstock.plan import plan_by_hand
-from penstock.plan.lower import lower_plan
+from penstock.plan.lower_plan import lower_plan
 from penstock.plan.of_plan import lower as lowered
 from penstock.profile import Profile, measure
 from penstock.runtime.launch import run_processes

@@ -8,7 +8,7 @@ from torch import nn
 
 from penstock.checkpoints import checkpoint
 from penstock.errors import JobError, PlanError, RunError
-from penstock.plan.lower import lower_plan
+from penstock.plan.lower_plan import lower_plan
 from penstock.prove.prove import Planned, prove, prove_eager
 from penstock.runtime.launch import run_processes
 from tests.parity.optimizing import (

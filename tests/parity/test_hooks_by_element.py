@@ -13,7 +13,7 @@ from penstock.errors import RunError
 from penstock.prove.prove import Planned, prove
 from penstock.runtime.launch import run_processes, run_threads
 from penstock.state.optimizer.optimizer import undividable
-from penstock.state.optimizer.trial import _GROUPS, _partitions
+from penstock.state.optimizer.optimizer_trial import _GROUPS, _partitions
 from tests.parity.optimizing import (
     Net,
     assert_as_plain,

@@ -7,7 +7,7 @@ import torch
 
 from penstock.cluster import Cluster
 from penstock.graph.trace import build
-from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.prove.plain import Plain
 from penstock.prove.prove import Planned, prove
 from penstock.runtime.launch import run_processes, run_threads

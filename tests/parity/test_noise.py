@@ -12,7 +12,7 @@ from penstock.graph.trace import build, capture
 from penstock.job import Job
 from penstock.profile.noise import EVERY, GradientNoise, noise_of
 from penstock.runtime.launch import run_processes
-from penstock.runtime.noise import NoiseMeter
+from penstock.runtime.noise_squares import NoiseMeter
 from tests.parity.models import captured, job_of, plan_of
 from tests.parity.training import Run, train
 

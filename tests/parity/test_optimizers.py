@@ -95,7 +95,7 @@ def test_optimizer_that_writes_a_buffer_stays_whole():
 
 
 def test_torchs_own_are_not_tried(monkeypatch):
-    monkeypatch.setattr("penstock.state.optimizer.trial._Trial", None)
+    monkeypatch.setattr("penstock.state.optimizer.optimizer_trial._Trial", None)
     assert undividable(job_of(AdamW), net()) is None
     with pytest.raises(TypeError):  # a trial is made once for a function: this one is new
         undividable(job_of(partial(Custom)), net())

@@ -12,7 +12,7 @@ from torch.optim import SGD, Adam, Optimizer
 from penstock.choose.run_windows import windows_of
 from penstock.graph.trace import Capture, capture
 from penstock.job import Job
-from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.prove.sequential import sequential
 from penstock.schedule import SCHEDULES
 from tests.parity import papers

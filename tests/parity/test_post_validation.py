@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from penstock.errors import ProgramError, RunError
-from penstock.plan.lower import lower_plan
+from penstock.plan.lower_plan import lower_plan
 from penstock.program.lower import lower_schedule
 from penstock.program.program import Compute, Update
 from penstock.program.provisional import provisional_ends
 from penstock.program.reductions import Reduction
 from penstock.prove.prove import Planned, prove
 from penstock.runtime import launch
+from penstock.runtime.end_of_step import GlobalNorm
 from penstock.runtime.launch import run_processes, run_threads
 from penstock.runtime.post_validation import Provisional
-from penstock.runtime.sums import GlobalNorm
 from penstock.runtime.worker import WindowRunner
 from penstock.schedule import Action, Schedule, double_buffered, find, zb_h2
 from penstock.transport.torch_distributed import TorchDistributedTransport

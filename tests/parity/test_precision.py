@@ -13,7 +13,7 @@ from penstock.checkpoints import checkpoint
 from penstock.cluster import DeviceKind
 from penstock.errors import PlanError
 from penstock.plan import is_asynchronous
-from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.profile.estimate import estimated
 from penstock.prove.prove import Planned, prove, prove_eager
 from penstock.runtime.launch import run_processes, run_threads

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.plan import Plan
-from penstock.plan.lower import lower_plan
+from penstock.plan.lower_plan import lower_plan
 from penstock.runtime.launch import run_processes
 from penstock.schedule import Action, Schedule
 from tests.draws import examples

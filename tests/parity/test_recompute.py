@@ -8,7 +8,7 @@ import torch
 from penstock.errors import ScheduleError
 from penstock.graph.keeping import keepings_of
 from penstock.plan import Plan
-from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.search.min_cut import within
 from tests.parity.models import captured, plan_of
 from tests.parity.test_plain_loop import assert_equal_bits, expected, run_of, train

@@ -14,7 +14,7 @@ from torch import Tensor
 from penstock.errors import PlanError
 from penstock.graph.cut_points import block_ends
 from penstock.graph.trace import build
-from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.prove import rounded
 from penstock.prove.prove import Planned, prove
 from penstock.runtime.launch import run_processes, run_threads

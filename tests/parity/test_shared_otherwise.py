@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from penstock.checkpoints.control import LocalBoard
-from penstock.plan.lower import lower_plan
+from penstock.plan.lower_plan import lower_plan
 from penstock.runtime.launch import run_processes, run_threads
 from penstock.runtime.windows import repeated
 from penstock.schedule.dapple import turns_of

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import PlanError
 from penstock.plan import plan_by_hand
-from penstock.plan.lower import lower_plan
+from penstock.plan.lower_plan import lower_plan
 from penstock.runtime.launch import run_processes
 from penstock.schedule import one_f_one_b
 from penstock.schedule.dapple import turns_of

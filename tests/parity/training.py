@@ -16,7 +16,7 @@ from penstock.checkpoints.saver import Saver, State
 from penstock.graph.trace import Capture, build
 from penstock.job import Job
 from penstock.plan import Plan, is_asynchronous
-from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.program.program import Program
 from penstock.runtime.launch import Launcher, run_threads
 from penstock.runtime.run import Outcome, Steps, outcome_of

@@ -13,11 +13,11 @@ import pytest
 from penstock.choose.choose import Machines
 from penstock.errors import FleetError
 from penstock.fleet import read_market
+from penstock.fleet.job_work import FleetJob, Speed
 from penstock.fleet.market import noticed, priced
 from penstock.fleet.policy_file import PolicyFile, read_policy
 from penstock.fleet.replay import Ruler, replay
 from penstock.fleet.rulers import ruler_from
-from penstock.fleet.work import FleetJob, Speed
 from penstock.members.member import RunSeen
 from penstock.members.words import View, Where
 from penstock.pilot import machine_policy

@@ -23,8 +23,8 @@ from penstock.plan import (
     plan_by_hand,
     schedule_of,
 )
-from penstock.plan.lower import lower_plan, stages_of
-from penstock.plan.words import Words, value_of
+from penstock.plan.decision_words import Words, value_of
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.rules.rewrite import made_to_keep
 from penstock.rules.rule import Rule
 from penstock.rules.ruled import ruled

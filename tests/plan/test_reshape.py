@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import PlanError
+from penstock.plan.decision_words import HOMES, ROWS, Words, value_of
 from penstock.plan.plan import Plan, plan_by_hand
 from penstock.plan.reshape import Counts, reshaped
 from penstock.plan.stage import StagePlan
-from penstock.plan.words import HOMES, ROWS, Words, value_of
 from penstock.program.instructions import Guarding
 from penstock.schedule.grid import evenly
 from penstock.schedule.recipe import Recipe

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.graph.code import function_of
 from penstock.graph.cut import cut
-from penstock.graph.memory import peak_with_workspace
+from penstock.graph.segment_memory import peak_with_workspace
 from penstock.profile import fused
 from penstock.profile.fused import measure_fused
 from penstock.profile.measure import inputs_of, workspaces

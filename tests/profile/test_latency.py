@@ -9,9 +9,9 @@ import pytest
 from penstock.cluster import DeviceKind
 from penstock.errors import ClusterError
 from penstock.profile.estimate import estimated
+from penstock.profile.kept_profiles import keep_samples, samples_of
 from penstock.profile.latency import NUM_PARTS, TimedSegment, learned, parts_of
 from penstock.profile.roofline import CLASSES, DEFAULT, op_seconds
-from penstock.profile.store import keep_samples, samples_of
 from tests.search.chains import chain
 
 FACTORS = np.array([2.5, 4.0, 1.5, 2.0, 3.0, 2.2, 5.0])  # of a device that nobody knows

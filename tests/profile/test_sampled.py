@@ -9,10 +9,10 @@ import torch
 
 from penstock.graph.merge import merged
 from penstock.graph.trace import capture
+from penstock.profile.kept_profiles import steps_path
 from penstock.profile.sampled import StepRatios, keep_sampled, resting_on, sampled_in
-from penstock.profile.store import steps_path
 from tests.parity.models import captured, job_of
-from tests.profile.test_store import PROFILE
+from tests.profile.test_kept_profiles import PROFILE
 
 
 def kept(path: Path, *runs: StepRatios) -> tuple[float, ...]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import penstock
 from penstock.program.instructions import TABLE
-from penstock.report.words import KIND_WORDS
+from penstock.report.figure_words import KIND_WORDS
 
 
 def test_a_lane_is_shown_only_of_what_takes_time_or_moves():

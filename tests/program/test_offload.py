@@ -13,7 +13,7 @@ import torch
 
 from penstock.errors import PlanError, ProgramError, RunError
 from penstock.plan import Plan
-from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.program.codes import NUM_COSTS
 from penstock.program.instructions import TABLE, parse_instruction
 from penstock.program.lower import lower, lower_schedule

@@ -7,7 +7,7 @@ import torch
 
 from penstock.choose.run_windows import windows_of
 from penstock.cluster import Cluster
-from penstock.plan.lower import stages_of
+from penstock.plan.lower_plan import stages_of
 from penstock.runtime import bind, launch
 from penstock.runtime.launch import run_processes, run_threads
 from penstock.runtime.worker import Task, work

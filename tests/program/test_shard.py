@@ -11,7 +11,7 @@ from penstock.checkpoints.checkpoint import latest
 from penstock.cluster import Link
 from penstock.errors import ProgramError
 from penstock.plan import Plan
-from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.plan.of_plan import lower as lowered
 from penstock.program.lower import lower, lower_schedule
 from penstock.program.passes import offload, shard

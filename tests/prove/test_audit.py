@@ -33,7 +33,7 @@ from penstock.graph.merge import merged
 from penstock.job import Job
 from penstock.listener import SILENT
 from penstock.plan import Plan
-from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.prove import audit_pace
 from penstock.prove.audit import (
     HIDDEN,
@@ -45,7 +45,7 @@ from penstock.prove.audit_checkpoint import audited_in, back_to_audited, keep_au
 from penstock.prove.audit_desk import AuditDesk
 from penstock.prove.audit_pace import AuditBasis, Pace, used_with_s
 from penstock.prove.audits import SHORT, Audit, Audited, AuditTerms, parse_audit
-from penstock.prove.judge import Case
+from penstock.prove.plain_side import Case
 from penstock.prove.prove import Planned, case_of, owners_of_replicas
 from penstock.runtime import audited
 from penstock.runtime.audited import Audits

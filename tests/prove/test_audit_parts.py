@@ -20,7 +20,7 @@ from penstock.prove.audit import HIDDEN, Bench
 from penstock.prove.audit_desk import AuditDesk
 from penstock.prove.audit_pace import Pace
 from penstock.prove.audit_parts import lacks_room
-from penstock.prove.judge import Case
+from penstock.prove.plain_side import Case
 from penstock.prove.prove import case_of
 from penstock.runtime.audited import StepKeeper
 from penstock.state.weights import StageWeights

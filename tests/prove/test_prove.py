@@ -28,7 +28,7 @@ from penstock.prove.plain import Plain
 from penstock.prove.proof import Proof, proof_of
 from penstock.prove.prove import Planned, prove, prove_eager, steps_to_prove
 from penstock.runtime.launch import run_processes
-from penstock.state.optimizer import trial as optimizer_trial
+from penstock.state.optimizer import optimizer_trial as optimizer_trial
 from penstock.state.optimizer.updates import Updates
 from penstock.typed import typed
 from tests.parity import models

@@ -15,13 +15,13 @@ from penstock.errors import ReportError
 from penstock.plan.tried import Tried
 from penstock.report import report, wall
 from penstock.report.charts import Axis, Curve, Level, chart
-from penstock.report.compare import compare
-from penstock.report.of_run import report as report_run
-from penstock.report.scale import PLAIN
-from penstock.report.words import (
+from penstock.report.figure_words import (
     bytes_text,
     seconds_text,
 )
+from penstock.report.prediction_table import compare
+from penstock.report.run_report import report as report_run
+from penstock.report.scale import PLAIN
 from penstock.timeline import (
     Span,
     Timeline,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from penstock.batches import ReadNumbers
 from penstock.errors import RunError
 from penstock.graph.cut import cut
-from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.program.program import Reshard, Unshard
 from penstock.runtime.launch import run_threads
 from penstock.runtime.rank import Rank

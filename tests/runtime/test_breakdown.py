@@ -19,7 +19,7 @@ from penstock.checkpoints import checkpoint
 from penstock.checkpoints.snapshot import Snapshot
 from penstock.job import Job
 from penstock.plan import is_asynchronous
-from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.runtime import eager, worker
 from penstock.runtime.launch import as_json, from_json, run_processes, run_threads
 from penstock.runtime.run import Steps, outcome_of

@@ -8,11 +8,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from penstock.errors import PlanError
-from penstock.graph.tensor.choose import by_tensor
+from penstock.graph.tensor.choose_slices import by_tensor
 from penstock.graph.tensor.cuts import apart_only, collect_points
 from penstock.graph.tensor.placed import RankSpeed
 from penstock.graph.trace import capture
-from penstock.plan.lower import lower_plan
+from penstock.plan.lower_plan import lower_plan
 from penstock.plan.plan import Plan, divided, plan_by_hand
 from penstock.prove.prove import Planned, prove
 from penstock.runtime.launch import run_processes, run_threads

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.runtime.emulate import sleeping
 from penstock.runtime.launch import run_processes, run_threads
 from penstock.runtime.run import run

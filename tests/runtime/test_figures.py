@@ -20,7 +20,7 @@ from penstock.graph.graph import Graph
 from penstock.graph.trace import capture
 from penstock.job import Job
 from penstock.plan import is_asynchronous
-from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.runtime.eager import EagerTask, work_eagerly
 from penstock.runtime.launch import run_processes, run_threads
 from penstock.runtime.run import Steps

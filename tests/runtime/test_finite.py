@@ -16,7 +16,7 @@ from penstock.errors import RunError
 from penstock.graph.trace import capture
 from penstock.job import Job
 from penstock.listener import SILENT
-from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.runtime.eager import EagerTask, work_eagerly
 from penstock.runtime.launch import run_processes, run_threads
 from penstock.runtime.worker import Task, work

@@ -10,8 +10,8 @@ import torch
 
 from penstock.graph.trace import capture
 from penstock.job import Job
-from penstock.plan.lower import lower_plan, stages_of
-from penstock.runtime import bind, sums
+from penstock.plan.lower_plan import lower_plan, stages_of
+from penstock.runtime import bind, end_of_step
 from penstock.runtime.calls import Progress, StepResult
 from penstock.runtime.finite import NotFiniteError
 from penstock.runtime.host_numbers import UnseenNorm, look
@@ -26,7 +26,7 @@ from tests.runtime.test_finite import WAYS, data_of_zero, job, norm_loss
 def queued(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let ranks take their device for one that queues."""
     device = SimpleNamespace(is_queued=True, read=lambda numbers: numbers.tolist())
-    for module in (bind, sums):
+    for module in (bind, end_of_step):
         monkeypatch.setattr(module, "of", lambda place: device)
 
 

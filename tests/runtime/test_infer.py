@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from penstock.errors import JobError, RunError
 from penstock.graph.trace import build_model, capture
 from penstock.plan import plan_by_hand
-from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.runtime.infer import BatchStream, apart, file_of, inference_job, returns, stream
 from penstock.runtime.launch import run_processes, run_threads
 from tests.parity.models import job_of

@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 
-from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.program.program import Compute, Update
 from penstock.program.reductions import Reduction
 from penstock.runtime.lane import Begun, Lane

@@ -25,7 +25,7 @@ import torch
 
 from penstock.errors import JobError, RunError
 from penstock.graph.code import Function, function_of
-from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.runtime.calls import StepResult
 from penstock.runtime.launch import as_json, from_json, run_processes, run_threads
 from penstock.runtime.worker import RankResult, Task, work

@@ -15,7 +15,7 @@ from penstock.checkpoints import checkpoint
 from penstock.choose.run_windows import windows_of
 from penstock.errors import AloneError, BatchMisfitError, RunError
 from penstock.job import Job
-from penstock.plan.lower import stages_of
+from penstock.plan.lower_plan import stages_of
 from penstock.runtime.finite import NotFinite, NotFiniteError
 from penstock.runtime.launch import run_processes, run_threads
 from penstock.runtime.left_steps import complete, leaving_steps

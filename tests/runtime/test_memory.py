@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from penstock.cluster import Cluster
-from penstock.graph.traced import trace
+from penstock.graph.traced_graph import trace
 from penstock.job import Job
 from penstock.plan import Plan, is_asynchronous, plan_by_hand, schedule_of
-from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.plan.of_plan import lower
 from penstock.profile import Profile, measure
 from penstock.program.passes.receive_early import EARLY
@@ -21,7 +21,7 @@ from penstock.search import evaluate
 from penstock.simulate.price import held_of, memory_on, ways_of
 from penstock.simulate.simulate import simulate
 from penstock.timeline import peak_bytes
-from penstock.training.run import run
+from penstock.training.run_program import run
 from tests.parity.models import captured, job_of, plan_of
 from tests.parity.training import listed
 

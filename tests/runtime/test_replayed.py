@@ -6,7 +6,7 @@ import pytest
 
 from penstock.graph.trace import Capture, capture
 from penstock.plan import Plan, plan_by_hand
-from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.runtime.run import run
 from penstock.simulate.critical_path import critical_path
 from penstock.simulate.what_if import Change, measured_run, what_if

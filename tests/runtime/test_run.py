@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from penstock.errors import RunError
-from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.runtime import worker
 from penstock.runtime.calls import StepResult
 from penstock.runtime.launch import run_processes, run_threads

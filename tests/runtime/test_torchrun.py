@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.runtime import launch
 from penstock.runtime.launch import under_torchrun
 from penstock.runtime.windows import repeated

@@ -2,7 +2,7 @@
 
 import torch
 
-from penstock.plan.lower import lower_plan
+from penstock.plan.lower_plan import lower_plan
 from penstock.runtime.windows import Windows, repeated
 from tests.parity.models import captured, job_of, plain_loop, plan_of
 from tests.parity.training import Run, differing, train

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.schedule import found, steady_s
 from penstock.schedule.exact_waves import TickCounts, exact_waves
-from penstock.schedule.placement import wave
+from penstock.schedule.stage_placement import wave
 from tests.schedule import brute
 from tests.schedule.toy import is_valid, peak, step
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from penstock.errors import ScheduleError
 from penstock.schedule import SCHEDULES, Schedule, Seconds, peak_activations
 from penstock.schedule.greedy import NO_LIMIT, Rules, greedy, prefer, script
-from penstock.schedule.placement import loop, mirror, one_way, wave
+from penstock.schedule.stage_placement import loop, mirror, one_way, wave
 from tests.schedule.toy import costs, run, simulated, step
 
 sizes, ranks, seconds = st.integers(1, 8), st.integers(1, 4), st.integers(1, 9)

@@ -21,7 +21,7 @@ from penstock.schedule import (
     peak_activations,
 )
 from penstock.schedule.greedy import Rules, greedy, script
-from penstock.schedule.placement import loop, wave
+from penstock.schedule.stage_placement import loop, wave
 from penstock.simulate import simulate
 from penstock.timeline import draw, step_s
 from tests.schedule.brute import shortest

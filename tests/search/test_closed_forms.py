@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from penstock.estimate import MODELS, TrainingRun, load
-from penstock.estimate.device import find_device
-from penstock.estimate.run import even
-from penstock.estimate.terms import time_terms
+from penstock.estimate.datasheet import find_device
+from penstock.estimate.training_run import even
+from penstock.estimate.work_terms import time_terms
 from penstock.schedule.interleaved import interleaved
 from penstock.schedule.one_f_one_b import one_f_one_b
 from penstock.search.transformer.exact_step import _split
-from penstock.simulate.batch import step_seconds
-from penstock.simulate.table import table_of
+from penstock.simulate.many_candidates import step_seconds
+from penstock.simulate.wait_table import table_of
 
 TIME, _ = load()
 SHAPES = [  # model, device, tensor, pipe, data, micro-batches, chunks, recompute

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from penstock.errors import PlanError
 from penstock.estimate import TrainingRun, load
 from penstock.estimate.constants import terms
-from penstock.estimate.device import DEVICES, find_device
-from penstock.estimate.run import even
+from penstock.estimate.datasheet import DEVICES, find_device
+from penstock.estimate.training_run import even
 from penstock.estimate.transformer import gpt
 from penstock.search.transformer.configurations import configurations
 from penstock.search.transformer.exact_step import best_steps

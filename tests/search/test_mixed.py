@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from penstock.errors import PlanError
 from penstock.estimate import load
-from penstock.estimate.device import find_device
-from penstock.estimate.memory import stage_memory
+from penstock.estimate.datasheet import find_device
+from penstock.estimate.peak_memory import stage_memory
 from penstock.estimate.runs import Runs
-from penstock.estimate.terms import Terms
 from penstock.estimate.transformer import gpt
+from penstock.estimate.work_terms import Terms
 from penstock.search.transformer.found import Pool
 from penstock.search.transformer.layer_costs import layer_costs
 from penstock.search.transformer.mixed import mixed_configurations

@@ -19,8 +19,8 @@ from penstock.schedule.layer_pipe import layer_pipe
 from penstock.schedule.recipe import name_of
 from penstock.search import Candidate, Fixed, evaluate, search
 from penstock.search.balance import balanced_cuts, balanced_cuts_on
-from penstock.search.best import search as search_one
 from penstock.search.judge import Judge
+from penstock.search.one_plan import search as search_one
 from penstock.search.search import SearchResult
 from penstock.search.shapes import _divided
 from penstock.search.shapes import shapes as all_shapes

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.pilot.slow_ranks import slowed
 from penstock.plan import plan_by_hand
-from penstock.plan.lower import lower_plan
+from penstock.plan.lower_plan import lower_plan
 from penstock.search.judge import Judge
 from penstock.search.shifted import by_speed, keeps_state, shifted
 from tests.draws import examples

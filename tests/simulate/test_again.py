@@ -8,7 +8,7 @@ import pytest
 from penstock.cluster import Link
 from penstock.errors import PlanError
 from penstock.plan import plan_by_hand
-from penstock.plan.lower import lower_plan
+from penstock.plan.lower_plan import lower_plan
 from penstock.schedule import Schedule, peak_activations
 from penstock.simulate.again import copies_again, measured
 from penstock.simulate.simulate import simulate

@@ -17,7 +17,7 @@ from penstock.simulate import Costs, Path, critical_path, record, simulate
 from penstock.timeline import Span, Timeline, step_s
 from tests.simulate.fake_run import Truth, fake_run, jittery, plain
 from tests.simulate.strategies import clusters, links, one_host, programs, random_seconds
-from tests.simulate.test_replay import runs, seeds
+from tests.simulate.test_measured_seconds import runs, seeds
 
 
 def assert_makes_the_step(path: Path, timeline: Timeline) -> None:

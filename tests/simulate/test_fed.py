@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.plan.lower import lower_plan
+from penstock.plan.lower_plan import lower_plan
 from penstock.simulate.what_if import Change, measured_run, usual_changes, what_if
 from penstock.timeline import Timeline, step_s
 from tests.graph.tiny import GRAPH
 from tests.simulate.fake_run import Truth, fake_run, plain
-from tests.simulate.test_replay import seeds
+from tests.simulate.test_measured_seconds import seeds
 from tests.simulate.test_what_if import plan_of
 
 MICRO_BATCHES = 4

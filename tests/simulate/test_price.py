@@ -16,11 +16,11 @@ from penstock.errors import ProfileError
 from penstock.graph.alike import AlikeStages
 from penstock.graph.cut import cut
 from penstock.graph.graph import Graph
-from penstock.graph.known import KnownStages
-from penstock.graph.memory import moved
+from penstock.graph.known_stages import KnownStages
+from penstock.graph.segment_memory import moved
 from penstock.graph.trace import trace
 from penstock.plan import Plan, plan_by_hand
-from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.program.passes.receive_early import early_on
 from penstock.schedule import KINDS
 from penstock.simulate.price import ONE_BY_ONE, Ways, costs_of, held_of, memory_on

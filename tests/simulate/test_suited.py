@@ -126,8 +126,8 @@ def test_written_schedule_is_planned_with_its_own_sizes(count: int, replicas: in
     ("micro_batches", "more", "hint"),
     [
         (9, {}, "write it out for 9 micro-batches, or a number that divides them"),
-        (16, {}, "4 replicas of it are 8 ranks: give --ranks 8"),
-        (4, {"ranks": 3}, "1 replica of it is 2 ranks: give --ranks 2"),
+        (16, {}, "4 replicas of it are 8 ranks: give ranks=8"),
+        (4, {"ranks": 3}, "1 replica of it is 2 ranks: give ranks=2"),
         (4, {"stages": 3}, "it is of 2 stages; the step is 1 replica of it"),
     ],
 )

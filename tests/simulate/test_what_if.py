@@ -11,7 +11,7 @@ from penstock.cluster import Cluster, DeviceKind, Host, Link
 from penstock.errors import PlanError, ProfileError, ScheduleError, TimelineError
 from penstock.graph.graph import CutPoint, Graph, Node
 from penstock.plan import Plan, plan_by_hand
-from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.profile import Profile
 from penstock.program.codes import JOINS, WORKS
 from penstock.program.lower import chain, lower, lower_schedule
@@ -36,7 +36,7 @@ from tests.graph.tiny import GRAPH
 from tests.kinds import kind_s
 from tests.simulate.fake_run import Truth, drawn, fake_run, plain
 from tests.simulate.strategies import one_host
-from tests.simulate.test_replay import runs, same_times, seeds
+from tests.simulate.test_measured_seconds import runs, same_times, seeds
 
 PROFILE = Profile(
     graph=GRAPH.digest,

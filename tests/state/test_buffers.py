@@ -18,7 +18,7 @@ from penstock.search import Fixed
 from penstock.state.laws import measured
 from penstock.state.laws.buffers import BufferLaw, buffer_laws, settled
 from penstock.state.laws.measured import measured_laws
-from penstock.training.run import run
+from penstock.training.run_program import run
 
 WIDTH = 5
 

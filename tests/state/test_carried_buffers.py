@@ -12,7 +12,7 @@ from torch import Tensor
 
 from penstock.errors import PlanError
 from penstock.graph.cut import cut
-from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.program.lower import lower_schedule
 from penstock.runtime.worker import Task
 from penstock.schedule import Schedule, chimera, one_f_one_b

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from penstock.graph.trace import capture
 from penstock.job import Job
 from penstock.state.optimizer.optimizer import undividable
-from penstock.state.optimizer.trial import tried
+from penstock.state.optimizer.optimizer_trial import tried
 
 
 def data(start):

@@ -9,8 +9,8 @@ from torch import nn
 from torch.optim import SGD, Adam, Optimizer
 
 from penstock import _compat
-from penstock.graph.optimizer import whole_optimizer
 from penstock.graph.trace import capture
+from penstock.graph.whole_optimizer import whole_optimizer
 from penstock.job import Job
 from penstock.state.optimizer.optimizer import undividable
 

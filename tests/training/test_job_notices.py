@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import penstock as ps
 from penstock.cli.train import _check_validated
 from penstock.errors import JobError
-from penstock.graph.sums import sums_over_batch
+from penstock.graph.summed_loss import sums_over_batch
 from penstock.graph.trace import capture
 from penstock.listener import SILENT
 from penstock.runtime.validate import EndlessError, most_of, validated

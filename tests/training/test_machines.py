@@ -7,7 +7,7 @@ from penstock.cluster import Cluster, Link
 from penstock.device import Device
 from penstock.files import cache_folder
 from penstock.listener import SILENT
-from penstock.profile.store import keep_link
+from penstock.profile.kept_profiles import keep_link
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_step_on_an_accelerator_is_measured_beside_no_companions(monkeypatch) ->
         asked.append(beside)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("penstock.profile.store.measured", measured)
+    monkeypatch.setattr("penstock.profile.kept_profiles.measured", measured)
     cluster = Cluster.here(2)
     with pytest.raises(KeyboardInterrupt):
         prepare.measured_as("cpu", None, None, cluster, SILENT)

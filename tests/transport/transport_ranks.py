@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from penstock.transport import Transport
 from penstock.transport.groups import Prefixed, world_of
-from penstock.transport.hosts import HostsTransport, spanning
+from penstock.transport.several_hosts import HostsTransport, spanning
 from penstock.transport.shared_memory import SharedMemoryTransport
 from penstock.transport.threads import thread_transports
 from penstock.transport.torch_distributed import TorchDistributedTransport

@@ -49,8 +49,8 @@ from penstock.checkpoints.part_file import check
 from penstock.checkpoints.snapshot import bytes_of, described
 from penstock.errors import CheckpointError
 from penstock.files import read_json, write_text
-from penstock.state.parts import key_in, whole
 from penstock.state.replica_keys import as_one, keys_for, one_of, replicas_in
+from penstock.state.tensor_parts import key_in, whole
 from penstock.typed import Endless, damage, typed
 
 UNREADABLE = (  # what reading bytes of others comes to

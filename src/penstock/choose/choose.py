@@ -37,12 +37,12 @@ from penstock.rules.ruled import ruled
 from penstock.schedule.compiled import is_kept
 from penstock.schedule.recipe import Recipe, name_of
 from penstock.search.candidate import Candidate, Objective
+from penstock.search.cut_units import in_best_units
 from penstock.search.field import Tally, front_of
 from penstock.search.judge import Judge
 from penstock.search.search import SearchResult, evaluate, search
 from penstock.search.shapes import Fixed
 from penstock.search.simplest import ERROR
-from penstock.search.units import in_best_units
 from penstock.simulate import kernel
 from penstock.taken import Taken
 from penstock.units import format_seconds

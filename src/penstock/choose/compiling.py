@@ -87,7 +87,7 @@ def _impossible(choice: Choice, profiles: "Sequence[Profile]") -> No | None:
 
 def _useless(choice: Choice, profile: "Profile", num_steps: int) -> No | None:
     """Return why compiling cannot pay; None if it may."""
-    from penstock.graph.fuse import is_light, runs_of
+    from penstock.graph.fused_runs import is_light, runs_of
 
     plan, captured = choice.plan, choice.captured
     rows = zip(profile.op_s, captured.graph.nodes, strict=True)

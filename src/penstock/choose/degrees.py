@@ -28,7 +28,7 @@ from penstock.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from penstock.choose.choose import Joining, Option
-    from penstock.graph.tensor.choose import OpDivision
+    from penstock.graph.tensor.choose_slices import OpDivision
     from penstock.graph.trace import Capture
     from penstock.listener import Listener
 
@@ -195,7 +195,7 @@ class DegreeSearch:
 
 def divided_or_why(captured: "Capture", ranks: int) -> "OpDivision | str":
     """Return a step whose ops so many ranks divide, which nobody asked for; or why it is whole."""
-    from penstock.graph.tensor.choose import division
+    from penstock.graph.tensor.choose_slices import division
 
     try:
         return division(captured, ranks)

@@ -8,7 +8,7 @@ from penstock.choose.prepare import tell_day
 from penstock.cluster.cluster import Cluster
 from penstock.files import cache_folder
 from penstock.listener import Listener
-from penstock.profile.store import keep_link, kept_link
+from penstock.profile.kept_profiles import keep_link, kept_link
 
 if TYPE_CHECKING:
     from penstock.training.rendezvous import Rendezvous

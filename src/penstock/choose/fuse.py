@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from penstock.graph.graph import Graph
 from penstock.graph.stages import Segment, SegmentKind
 from penstock.job import Job
-from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.plan.plan import Decision, Plan
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def known(
     What is measured here is kept.  Estimates of other devices stay as they are.
     """
     from penstock.files import cache_folder
-    from penstock.graph.fuse import fused_function_of
+    from penstock.graph.fused_runs import fused_function_of
 
     for segment in segments_of_plan(plan, captured.graph)[1]:
         fused_function_of(segment, captured, folder=cache_folder("compiled"))
@@ -34,9 +34,9 @@ def known(
 
 def _known(job: Job, captured: "Capture", plan: Plan, profile: "Profile") -> "Profile":
     from penstock.files import cache_folder
-    from penstock.graph.fuse import fused_function_of
+    from penstock.graph.fused_runs import fused_function_of
     from penstock.profile.fused import measure_fused
-    from penstock.profile.store import keep_fused
+    from penstock.profile.kept_profiles import keep_fused
 
     pairs, segments = segments_of_plan(plan, captured.graph)
     digests = {segment.digest for segment in segments}

@@ -15,7 +15,7 @@ from penstock.job import Job
 from penstock.keyed import only_key
 from penstock.plan.plan import Plan
 from penstock.schedule.recipe import any_schedule, has_window
-from penstock.search.tried import row_of
+from penstock.search.tried_kinds import row_of
 from penstock.taken import Taken
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.batches.of_key import job_of_key, keys_of
+from penstock.batches.one_key import job_of_key, keys_of
 from penstock.choose.choose import Choice, Machines, PlannedKey, decided, predicted
 from penstock.choose.prepare import traced
 from penstock.cluster.cluster import Cluster
@@ -18,11 +18,11 @@ from penstock.errors import UnlikeShapesError
 from penstock.job import Job
 from penstock.keyed import keyed
 from penstock.listener import Listener
-from penstock.plan.lower import stages_of
+from penstock.plan.lower_plan import stages_of
 from penstock.plan.of_key import for_key
 from penstock.plan.plan import Decision, Plan, Prediction, is_asynchronous
 from penstock.rules.rule import Rule
-from penstock.runtime.keys import check_alike
+from penstock.runtime.key_steps import check_alike
 from penstock.units import format_seconds
 
 if TYPE_CHECKING:

@@ -15,13 +15,13 @@ from penstock.cluster.cluster import Cluster, DeviceKind
 from penstock.errors import ClusterError
 from penstock.graph.graph import Graph
 from penstock.graph.stages import Segment, SegmentKind
-from penstock.plan.lower import stages_of
+from penstock.plan.lower_plan import stages_of
 from penstock.plan.plan import Plan, is_asynchronous
 from penstock.profile.estimate import CALL_S
+from penstock.profile.kept_profiles import keep_samples, steps_path
 from penstock.profile.latency import TimedSegment, parts_of
 from penstock.profile.profile import Profile
 from penstock.profile.sampled import StepRatios, keep_sampled
-from penstock.profile.store import keep_samples, steps_path
 from penstock.schedule.figures import weight_copies
 from penstock.schedule.orders import KINDS
 from penstock.search.judge import Judge, Priced

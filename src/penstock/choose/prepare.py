@@ -74,7 +74,7 @@ def joined_step(
     tensor:   ranks that divide its ops.
     Raises:   GraphError: they cannot be joined or divided, or the step not be cut so.
     """
-    from penstock.graph.joined.divided import divided
+    from penstock.graph.joined.divided_batch import divided
     from penstock.graph.joined.joined import joined
     from penstock.graph.merge import merged
     from penstock.graph.split import split
@@ -99,7 +99,7 @@ def divided_step(captured: "Capture", ranks: int, listener: Listener) -> "Captur
 
     Raises:   GraphError: none of them can be.
     """
-    from penstock.graph.tensor.choose import by_tensor
+    from penstock.graph.tensor.choose_slices import by_tensor
 
     if ranks in (1, captured.graph.tensor):
         return captured
@@ -126,7 +126,7 @@ def machines(path: Path | None, ranks: int | None, listener: Listener) -> Cluste
     from penstock.device import here
     from penstock.files import cache_folder
     from penstock.gauge.links import measure_link
-    from penstock.profile.store import kept_link, link_of
+    from penstock.profile.kept_profiles import kept_link, link_of
 
     folder, tell = cache_folder("profiles"), partial(tell_day, "link", listener)
     if not here().can_fork:
@@ -209,8 +209,8 @@ def _estimated(
     from penstock.estimate.traced import estimated_in
     from penstock.files import cache_folder
     from penstock.profile.estimate import estimated
+    from penstock.profile.kept_profiles import samples_of
     from penstock.profile.latency import learned, parts_of
-    from penstock.profile.store import samples_of
 
     known = learned(samples_of(cache_folder("profiles"), kind))
     if not known.samples:
@@ -239,8 +239,8 @@ def measured_as(
     from penstock.device import here
     from penstock.files import cache_folder
     from penstock.processes.child import apart
+    from penstock.profile.kept_profiles import measured, steps_path
     from penstock.profile.sampled import resting_on, sampled_in
-    from penstock.profile.store import measured, steps_path
 
     busiest = max(host.num_devices for host in cluster.hosts if host.device == kind)
     shares_cores = here().can_fork  # on accelerators ranks are not companions of one processor

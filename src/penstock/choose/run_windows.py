@@ -8,7 +8,7 @@ from typing import NamedTuple
 from penstock.checkpoints.folders import Keep
 from penstock.errors import PlanError, RunError
 from penstock.graph.graph import Graph
-from penstock.plan.lower import lower_plan
+from penstock.plan.lower_plan import lower_plan
 from penstock.plan.plan import Plan, is_asynchronous, schedule_of
 from penstock.program.program import Program
 from penstock.runtime.windows import Windows, repeated

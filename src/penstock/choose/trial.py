@@ -207,7 +207,7 @@ def seconds_of(laws: "Laws", choice: Choice, num_steps: int) -> list[float]:
     laws:     of the buffers that forward writes.
     Raises:   RunError: a rank failed.
     """
-    from penstock.plan.lower import lower_plan, stages_of
+    from penstock.plan.lower_plan import lower_plan, stages_of
     from penstock.runtime.launch import local_launcher
     from penstock.runtime.run import Steps
     from penstock.runtime.windows import repeated

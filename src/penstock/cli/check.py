@@ -120,7 +120,7 @@ def _checked(
     from penstock.choose.choose import for_plan
     from penstock.device import here
     from penstock.graph.split import split
-    from penstock.graph.tensor.choose import by_tensor
+    from penstock.graph.tensor.choose_slices import by_tensor
     from penstock.graph.trace import capture
     from penstock.prove.prove import Planned, prove, steps_to_prove
     from penstock.runtime.launch import run_processes, run_threads

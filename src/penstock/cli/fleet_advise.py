@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from penstock.fleet.advise import Advice
     from penstock.fleet.choices import Advised, Aim
+    from penstock.fleet.job_work import FleetJob, Speed
     from penstock.fleet.market import Market
-    from penstock.fleet.work import FleetJob, Speed
 
 _MOST_RANKS = 64
 _SAVED, _SAVED_BYTES_PER_S = 3, GB  # times the weights; a disk or a bucket
@@ -118,7 +118,7 @@ def _advised(
 
 def tell_notice(there: "Market", job: "FleetJob") -> None:
     """Say where machines go without a warning that is long enough for a checkpoint."""
-    from penstock.fleet.losses import is_warned
+    from penstock.fleet.loss_rate import is_warned
 
     if not is_warned(there, job):
         least = min(pool.notice_s for pool in there.pools)
@@ -149,7 +149,7 @@ def _job(text: str, cluster: Path | None, steps: int) -> "FleetJob":
 
     Raises:   FleetError: a flag that does not fit; whatever tracing and searching raise.
     """
-    from penstock.fleet.work import FleetJob, read_job
+    from penstock.fleet.job_work import FleetJob, read_job
 
     if text.endswith(".toml"):
         if cluster is not None:
@@ -177,8 +177,8 @@ def _as_measured(job: "FleetJob", path: Path | None, cluster: Path | None) -> "F
     if path is None:
         return job
     from penstock.cluster.cluster import Cluster
+    from penstock.fleet.job_work import with_figures
     from penstock.fleet.of_run import figures_in
-    from penstock.fleet.work import with_figures
 
     found, each = figures_in(path), 1
     if cluster is not None and not path.suffix:
@@ -208,7 +208,7 @@ def planned(text: str, path: Path) -> PlannedOnHosts:
     from penstock.choose import prepare
     from penstock.choose.choose import Machines, SearchAim, best
     from penstock.cluster.cluster import Cluster
-    from penstock.fleet.work import Speed
+    from penstock.fleet.job_work import Speed
     from penstock.pilot.losses import survives
     from penstock.search.shapes import Fixed
     from penstock.training import view

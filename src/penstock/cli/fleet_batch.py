@@ -11,7 +11,7 @@ from penstock.files import Json
 from penstock.units import format_seconds
 
 if TYPE_CHECKING:
-    from penstock.fleet.batch import BatchOption
+    from penstock.fleet.batch_size import BatchOption
 
 _MOST_SHOWN = 20  # options; --json has them all
 
@@ -38,7 +38,7 @@ def batch(  # noqa: PLR0913 - the flags of the command
 
     Example: penstock fleet batch runs/one runs/two --objective cost
     """
-    from penstock.fleet.batch import phase_of, phases
+    from penstock.fleet.batch_size import phase_of, phases
 
     told = [phase_of(folder) for folder in runs]
     found = phases(told)

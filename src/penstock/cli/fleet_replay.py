@@ -14,10 +14,10 @@ from penstock.errors import FleetError
 
 if TYPE_CHECKING:
     from penstock.fleet.futures import Fitted
+    from penstock.fleet.job_work import FleetJob
     from penstock.fleet.market import Market
     from penstock.fleet.outcome import Outcomes
     from penstock.fleet.replay import Ruler
-    from penstock.fleet.work import FleetJob
 
 _POLICIES = "on_demand", "greedy", "uniform_progress", "look_ahead"
 JobFile = Annotated[Path, typer.Option("--job", metavar="TOML", help="Steps, speeds and starts.")]
@@ -66,9 +66,9 @@ def replay(flags: FleetReplayFlags) -> None:
 
     Example: penstock fleet replay spot.csv --job job.toml --deadline 30 --prices 3.06,0.92
     """
+    from penstock.fleet.job_work import read_job
     from penstock.fleet.outcome import judged
     from penstock.fleet.replay import check_deadline
-    from penstock.fleet.work import read_job
 
     if flags.report is not None:
         face.check_place(flags.report)
@@ -116,7 +116,7 @@ def _saving(
 
     there   what futures are sampled from; None: it is replayed itself, and tells how often to save
     """
-    from penstock.fleet.losses import saving
+    from penstock.fleet.loss_rate import saving
 
     history = past if past is not None else there
     return job if history is None else saving(job, history, 3600 * deadline)

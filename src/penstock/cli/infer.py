@@ -119,7 +119,7 @@ def _run(
 ) -> "tuple[Inferred, float, bool]":
     """Run the stream; return what it gave, how far from the plain model, whether to the bit."""
 
-    from penstock.plan.lower import lower_plan, stages_of
+    from penstock.plan.lower_plan import lower_plan, stages_of
     from penstock.profile.kinds import places_of
     from penstock.runtime.infer import BatchStream, apart, stream
     from penstock.runtime.launch import local_launcher

@@ -95,8 +95,8 @@ def _redraw(watched: "Watch") -> None:
 
 def words_of(told: "Watched") -> str:
     """Return how a run stands, in lines."""
+    from penstock.report.figure_words import bytes_text, number_text, seconds_text
     from penstock.report.live import state_words
-    from penstock.report.words import bytes_text, number_text, seconds_text
 
     lines = [f"{told.folder}: {state_words(told)}", ""]
     rows = [("loss", "", number_text(told.loss))]
@@ -136,7 +136,7 @@ def _rate(rate: float | None) -> str:
 
 
 def _change(each: "Generation") -> tuple[str, ...]:
-    from penstock.report.words import bytes_text, seconds_text
+    from penstock.report.figure_words import bytes_text, seconds_text
 
     who = ", ".join(f"{member} {how}" for member, how in each.gone.items())
     return (

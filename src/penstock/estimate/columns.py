@@ -45,7 +45,7 @@ COLUMNS = (
         "cluster", "the device", 0,
         "a name for the machines: runs of one name are fitted together",
     ),
-    Column("device", "", 0, "a name of estimate/device.py, or one a stage: a100-80/t4"),
+    Column("device", "", 0, "a name of estimate/datasheet.py, or one a stage: a100-80/t4"),
     Column("gpus", "the product of the ways", 10_000_000, "devices of the run"),
     Column("gpus_per_host", "of the device", 10_000, "devices of a host"),
     Column(

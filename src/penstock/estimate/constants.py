@@ -8,10 +8,10 @@ from typing import TypeAlias, cast
 import numpy as np
 
 from penstock.errors import EstimateError
-from penstock.estimate.memory import memory_terms
+from penstock.estimate.peak_memory import memory_terms
 from penstock.estimate.priors import Quantity, priors
-from penstock.estimate.run import TrainingRun
-from penstock.estimate.terms import Floats, Terms, time_terms
+from penstock.estimate.training_run import TrainingRun
+from penstock.estimate.work_terms import Floats, Terms, time_terms
 
 Seen: TypeAlias = "dict[str, tuple[float | str, ...]]"
 

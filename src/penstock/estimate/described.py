@@ -11,13 +11,13 @@ from typing import NamedTuple, TypeVar, cast
 
 from penstock.errors import EstimateError
 from penstock.estimate.columns import COLUMNS
-from penstock.estimate.device import Datasheet, find_device
+from penstock.estimate.datasheet import Datasheet, find_device
 from penstock.estimate.frameworks import FRAMEWORKS, Framework
 from penstock.estimate.known import find_model
 from penstock.estimate.row import FAILED, Line
-from penstock.estimate.run import Hiding, Recompute, Sharding, TrainingRun, even
 from penstock.estimate.sample import Sample
 from penstock.estimate.table import RunTable, read_head, read_rows
+from penstock.estimate.training_run import Hiding, Recompute, Sharding, TrainingRun, even
 from penstock.estimate.transformer import Experts, Scores, Transformer
 from penstock.units import GB
 

@@ -11,11 +11,11 @@ from penstock.errors import EstimateError
 from penstock.estimate.constants import Constants, seen_in, terms
 from penstock.estimate.pool import ClusterFit, Pooled, covariance
 from penstock.estimate.priors import Quantity, priors, values_of, z_of
-from penstock.estimate.run import TrainingRun
 from penstock.estimate.sample import Sample
 from penstock.estimate.site import middle, site_of_run
 from penstock.estimate.solve import ClusterRuns, Own, solve, solve_one
-from penstock.estimate.terms import Floats
+from penstock.estimate.training_run import TrainingRun
+from penstock.estimate.work_terms import Floats
 
 Key = Callable[[TrainingRun], Hashable]
 QUANTITIES: tuple[Quantity, ...] = ("time", "memory")

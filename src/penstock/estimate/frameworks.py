@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from penstock.estimate.run import Hiding, Sharding
+from penstock.estimate.training_run import Hiding, Sharding
 
 
 class Framework(NamedTuple):

@@ -22,7 +22,7 @@ from penstock.errors import EstimateError
 from penstock.estimate.constants import Constants, Seen
 from penstock.estimate.priors import Quantity, priors, values_of
 from penstock.estimate.site import Site, nearness
-from penstock.estimate.terms import Floats
+from penstock.estimate.work_terms import Floats
 
 SHARED = 0.6  # of what is a cluster's own, this part is shared by those like it
 ELSEWHERE = {"time": 0.06, "memory": 0.04}  # deviation of a run from the best constants

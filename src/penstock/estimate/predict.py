@@ -11,9 +11,9 @@ from penstock.estimate.constants import Constants, features, terms
 from penstock.estimate.fit import WIDE
 from penstock.estimate.pool import Pooled
 from penstock.estimate.priors import Quantity
-from penstock.estimate.run import TrainingRun
 from penstock.estimate.site import site_of_run
-from penstock.estimate.terms import Floats
+from penstock.estimate.training_run import TrainingRun
+from penstock.estimate.work_terms import Floats
 
 _FARTHER = 0.03  # more deviation for every factor of 2 that a size is beyond what was seen
 _STRANGE = 0.03  # for a choice that was not seen

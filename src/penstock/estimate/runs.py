@@ -12,12 +12,12 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.estimate.device import Datasheet
-from penstock.estimate.memory import MEMORY_TERMS, stage_memory
-from penstock.estimate.run import Hiding, Recompute, Sharding, TrainingRun
-from penstock.estimate.terms import Floats, Terms, cover
+from penstock.estimate.datasheet import Datasheet
+from penstock.estimate.peak_memory import MEMORY_TERMS, stage_memory
+from penstock.estimate.training_run import Hiding, Recompute, Sharding, TrainingRun
 from penstock.estimate.transformer import Transformer
 from penstock.estimate.work import LANES, TIME_TERMS, distinct_stages, once_a_step, stage_work, sums
+from penstock.estimate.work_terms import Floats, Terms, cover
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from penstock.estimate.run import TrainingRun
+from penstock.estimate.training_run import TrainingRun
 
 
 class Sample(NamedTuple):

@@ -7,7 +7,7 @@ import numpy as np
 from scipy.optimize import least_squares  # pyright: ignore  - scipy has no types
 
 from penstock.estimate.priors import Prior, Quantity, priors, values_of, z_of
-from penstock.estimate.terms import Floats, Terms
+from penstock.estimate.work_terms import Floats, Terms
 
 Function = Callable[[Floats], Floats]
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from penstock.cluster.cluster import Cluster, DeviceKind, Link
 from penstock.estimate.constants import Constants
-from penstock.estimate.device import DEVICES, Datasheet, usual_power_w
+from penstock.estimate.datasheet import DEVICES, Datasheet, usual_power_w
 from penstock.estimate.pool import Pooled
 from penstock.estimate.predict import pool_of
 from penstock.estimate.shipped import load
@@ -40,7 +40,7 @@ def estimate(graph: Graph, cluster: Cluster, job: Job | None = None) -> tuple[Pr
     Raises:   GraphError: no job is known, or it traces to another graph.
               ClusterError: a device has no FLOP/s for the dtype of a product.
     """
-    from penstock.graph.traced import capture_of
+    from penstock.graph.traced_graph import capture_of
     from penstock.graph.wire import wire_choices
     from penstock.profile.measure import optimizer_state
 

@@ -8,8 +8,14 @@ from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple, TypeAlias
 
 from penstock.estimate.either import among, ever, most, where
-from penstock.estimate.links import LinkSeconds, all_reduce_s, exchange_s, gather_s, neighbour_s
-from penstock.estimate.run import TrainingRun
+from penstock.estimate.link_rates import (
+    LinkSeconds,
+    all_reduce_s,
+    exchange_s,
+    gather_s,
+    neighbour_s,
+)
+from penstock.estimate.training_run import TrainingRun
 from penstock.estimate.transformer import Matrix, Transformer
 
 Lane: TypeAlias = Literal["device", "host", "wire"]

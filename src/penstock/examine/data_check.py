@@ -30,8 +30,8 @@ from penstock.examine.surroundings import NOTES, NUMBER, noting
 from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.contents import flatten, own, seen
 from penstock.graph.functional import where
+from penstock.graph.shared_memory_views import overlaps_of
 from penstock.graph.trace import build_model, loss_of
-from penstock.graph.views import overlaps_of
 from penstock.job import Job
 from penstock.processes.child import Beat, SilentError, can_fork, in_a_fork
 from penstock.runtime.digest import digest_of

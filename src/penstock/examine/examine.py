@@ -19,8 +19,8 @@ from penstock.examine.streams import refusal, replaced_streams, streams_read
 from penstock.examine.surroundings import NOTES, noting
 from penstock.examine.unsaved import Key, Unsaved
 from penstock.files import Json
-from penstock.graph.optimizer import whole_optimizer
 from penstock.graph.trace import Capture, build_model
+from penstock.graph.whole_optimizer import whole_optimizer
 from penstock.job import Job
 from penstock.plan.plan import Decision
 from penstock.processes.child import apart, can_fork

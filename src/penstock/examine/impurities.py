@@ -31,15 +31,15 @@ from penstock.errors import JobError, PenstockError
 from penstock.examine.alive import functions_of
 from penstock.examine.dataflow import RecordedMicroBatch, Recorder, first_difference
 from penstock.examine.model_changes import ChangeWatch, made_again
-from penstock.examine.python_values import Place, Values, has_extra_state, held
-from penstock.examine.queries import Queries, global_chance, line_of, position, text_of, watching
-from penstock.examine.reads import (
+from penstock.examine.name_reads import (
     is_given,
     names_written,
     read_at,
     read_by_any_name_at,
     written_at,
 )
+from penstock.examine.python_values import Place, Values, has_extra_state, held
+from penstock.examine.queries import Queries, global_chance, line_of, position, text_of, watching
 from penstock.examine.tokens import Moving
 from penstock.examine.unsaved import (
     Key,
@@ -57,6 +57,7 @@ from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.contents import attributes_of, flatten, own, own_apart
 from penstock.graph.functional import where
 from penstock.graph.precision import cast_weights
+from penstock.graph.shared_memory_views import describe_overlaps, overlaps_with
 from penstock.graph.trace import (
     build_model,
     first_batch,
@@ -64,7 +65,6 @@ from penstock.graph.trace import (
     loss_of,
     on_device,
 )
-from penstock.graph.views import describe_overlaps, overlaps_with
 from penstock.graph.waiting import backward_of
 from penstock.job import Job
 from penstock.processes.child import Beat, in_a_fork

@@ -42,8 +42,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from penstock import _compat
+from penstock.examine.name_reads import CHANGES
 from penstock.examine.queries import is_ours
-from penstock.examine.reads import CHANGES
 from penstock.examine.referents import (
     Suspended,
     attributes,

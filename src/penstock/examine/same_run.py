@@ -20,8 +20,8 @@ from penstock.examine.rank_inputs import facts_of_data, sample
 from penstock.examine.surroundings import ENVIRONMENT, NOTES, THERE, now_of
 from penstock.files import read_json, write_text
 from penstock.graph.lasting import lasting_buffers
-from penstock.graph.optimizer import whole_optimizer
 from penstock.graph.trace import build_model
+from penstock.graph.whole_optimizer import whole_optimizer
 from penstock.job import Job
 from penstock.processes.child import apart, can_fork
 from penstock.runtime.digest import digest_of

@@ -25,9 +25,9 @@ from torch.optim import Optimizer
 
 from penstock.examine.alive import classes_with, codes_that, functions_of, instances_of
 from penstock.examine.model_changes import SMALL, sampled
+from penstock.examine.name_reads import read_at, used_at
 from penstock.examine.python_values import Place, Walk
 from penstock.examine.queries import text_of
-from penstock.examine.reads import read_at, used_at
 from penstock.examine.tokens import Moving
 
 Key = tuple[str, int, str]  # file, first line and name of a function

@@ -10,17 +10,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from penstock.errors import FleetError
+from penstock.fleet.choice_reasons import TriedChoices, reasons_of
 from penstock.fleet.choices import Advised, Aim, chosen_of, front_of
 from penstock.fleet.futures import coming
-from penstock.fleet.kernel import Policy
-from penstock.fleet.losses import saving
+from penstock.fleet.job_work import FleetJob
+from penstock.fleet.loss_rate import saving
 from penstock.fleet.market import HOUR_S, Market, only
+from penstock.fleet.one_future import Policy
 from penstock.fleet.outcome import bound_of
 from penstock.fleet.promise import Promise, promise_of
-from penstock.fleet.reasons import TriedChoices, reasons_of
 from penstock.fleet.replay import Replayed, Ruler, check_deadline, replay, replay_all
 from penstock.fleet.rulers import basis_of, ruler_of
-from penstock.fleet.work import FleetJob
 
 _MOST_POOLS = 4
 _LONGER = 1.5  # times the deadline that futures last

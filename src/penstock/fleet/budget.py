@@ -6,8 +6,8 @@ from dataclasses import replace
 from penstock.errors import FleetError
 from penstock.fleet.advise import Advice, advise
 from penstock.fleet.choices import SURE, Aim
+from penstock.fleet.job_work import FleetJob
 from penstock.fleet.market import HOUR_S, Market
-from penstock.fleet.work import FleetJob
 
 _TIMES = 1.1, 1.5, 2.0, 3.0, 5.0  # the hours that the fastest plan takes: deadlines that are tried
 

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.files import Json
-from penstock.fleet.kernel import Floats
+from penstock.fleet.job_work import FleetJob
 from penstock.fleet.market import Market
+from penstock.fleet.one_future import Floats
 from penstock.fleet.replay import Ruler
-from penstock.fleet.work import FleetJob
 
 SURE = 0.95  # share of the futures in which a choice has to be in time, and in the budget
 

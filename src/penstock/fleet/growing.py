@@ -5,8 +5,8 @@ from typing import final
 
 from penstock.errors import FleetError
 from penstock.files import read_bytes
+from penstock.fleet.csv_rows import RowError
 from penstock.fleet.market import Market
-from penstock.fleet.rows import RowError
 from penstock.fleet.traces import read_market
 
 _HEAD = 2  # lines without which there is nothing: a header and a row

@@ -14,8 +14,8 @@ import numpy as np
 from scipy import optimize  # pyright: ignore[reportMissingTypeStubs]
 
 from penstock.errors import FleetError
+from penstock.fleet.csv_rows import read_cells
 from penstock.fleet.market import DAY_S, HOUR_S, Floats, Market, MarketPool
-from penstock.fleet.rows import read_cells
 
 _ENOUGH = 100
 _LEAST_S = 1.0  # a life that is shorter counts as one of so many seconds

@@ -11,10 +11,10 @@ import numpy as np
 
 from penstock.fleet import policies
 from penstock.fleet.futures import in_slots
-from penstock.fleet.kernel import Floats
+from penstock.fleet.job_work import FleetJob
 from penstock.fleet.market import Market
+from penstock.fleet.one_future import Floats
 from penstock.fleet.replay import Ruler
-from penstock.fleet.work import FleetJob
 
 _HORIZON_S = 1800.0
 _SLOTS = 15

@@ -32,7 +32,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.fleet.kernel import (
+from penstock.fleet.job_work import FleetJob
+from penstock.fleet.market import HOUR_S, Market
+from penstock.fleet.one_future import (
     DEADLINE,
     HELD,
     HELD_ON_DEMAND,
@@ -46,10 +48,8 @@ from penstock.fleet.kernel import (
     Floats,
     ruled_by,
 )
-from penstock.fleet.market import HOUR_S, Market
 from penstock.fleet.policies import cheapest, is_late, slack_s
 from penstock.fleet.replay import Ruler, replay_all
-from penstock.fleet.work import FleetJob
 from penstock.schedule.compiled import compiled
 
 _NEVER = 1e12  # dollars, beside which all others are small

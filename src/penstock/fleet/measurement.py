@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from penstock.errors import EstimateError
-from penstock.estimate.device import DEVICES
+from penstock.estimate.datasheet import DEVICES
 from penstock.estimate.row import Line
 from penstock.estimate.table import read_lines
 from penstock.units import GB, TFLOP
@@ -65,7 +65,7 @@ class Peaks(NamedTuple):
     bytes_per_s: float
 
 
-# 32-bit products; of devices that estimate/device.py does not know, or only in 16 bits
+# 32-bit products; of devices that estimate/datasheet.py does not know, or only in 16 bits
 _PEAKS = {
     "k80": Peaks(4.113 * TFLOP, 240 * GB),  # one of its two chips
     "p100": Peaks(9.526 * TFLOP, 732 * GB),

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from penstock.errors import FleetError
 from penstock.files import read_bytes, read_json
-from penstock.fleet.work import FleetJob, Speed, read_job
+from penstock.fleet.job_work import FleetJob, Speed, read_job
 from penstock.typed import damage, typed
 
 _HINT = "give the folder of a run of `penstock train --elastic`"

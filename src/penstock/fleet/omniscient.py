@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.fleet.kernel import Floats
+from penstock.fleet.one_future import Floats
 from penstock.schedule.compiled import compiled
 
 Longs = NDArray[np.int64]

@@ -10,11 +10,11 @@ import numpy as np
 from penstock.errors import FleetError
 from penstock.files import Json
 from penstock.fleet.futures import in_slots
-from penstock.fleet.kernel import Floats
+from penstock.fleet.job_work import FleetJob
 from penstock.fleet.market import HOUR_S, Market, begin_of
 from penstock.fleet.omniscient import Slots, UsdBound, omniscient
+from penstock.fleet.one_future import Floats
 from penstock.fleet.replay import Replayed, Ruler, replay, replay_all
-from penstock.fleet.work import FleetJob
 
 _MOST_SLOTS = 600  # of the dynamic program
 _MOST_POOLS = 6  # whose fleets it holds beside one another

@@ -7,19 +7,19 @@ import numpy as np
 
 from penstock.fleet.advise import Advice
 from penstock.fleet.choices import Advised
-from penstock.fleet.kernel import Floats
+from penstock.fleet.job_work import FleetJob
 from penstock.fleet.market import HOUR_S, Market
+from penstock.fleet.one_future import Floats
 from penstock.fleet.outcome import Outcomes, PolicyRow
 from penstock.fleet.replay import Replayed
-from penstock.fleet.work import FleetJob
 from penstock.report.charts import Axis, Curve, Level, chart
+from penstock.report.figure_words import count_text
 from penstock.report.headline import card
 from penstock.report.markup import Markup, figure_cell, number_head, section, table, tag
 from penstock.report.page import document
 from penstock.report.report import Report
 from penstock.report.scale import PLAIN
 from penstock.report.sections import key
-from penstock.report.words import count_text
 
 _COLOURS = 8
 _MOST_RUNS = 8  # whose machines are drawn

@@ -13,7 +13,7 @@ import math
 
 import numpy as np
 
-from penstock.fleet.kernel import (
+from penstock.fleet.one_future import (
     DEADLINE,
     DONE,
     EVERY,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from penstock.errors import FleetError
 from penstock.files import read_bytes, write_text
+from penstock.fleet.job_work import FleetJob
 from penstock.fleet.replay import Replayed
-from penstock.fleet.work import FleetJob
 from penstock.typed import damage, typed
 
 _HINT = "penstock fleet advise --policy-file writes one"

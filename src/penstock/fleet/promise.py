@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.fleet.kernel import Floats
+from penstock.fleet.job_work import FleetJob
 from penstock.fleet.market import HOUR_S, Market
-from penstock.fleet.work import FleetJob
+from penstock.fleet.one_future import Floats
 
 SHARE = 0.8  # of what may come lies between the two ends
 _QUARTERS, _T = 4, 1.638  # and Student's t of 80 % with three degrees of freedom

@@ -13,11 +13,11 @@ import numpy as np
 from numba.core.dispatcher import Dispatcher
 
 from penstock.errors import FleetError
-from penstock.fleet import kernel
-from penstock.fleet.kernel import Floats, JobRules, Offers, Policy, play, player
-from penstock.fleet.losses import every_s_of, is_warned
+from penstock.fleet import one_future
+from penstock.fleet.job_work import FleetJob
+from penstock.fleet.loss_rate import every_s_of, is_warned
 from penstock.fleet.market import DAY_S, HOUR_S, Market
-from penstock.fleet.work import FleetJob
+from penstock.fleet.one_future import Floats, JobRules, Offers, Policy, play, player
 
 _MOST_ROWS = 20_000  # of a timeline
 _MOST_DEADLINE_S = 3653 * DAY_S
@@ -80,7 +80,7 @@ def replay(
     check_deadline(deadline_s)
     offers = offers_of(market)
     rules, args = rules_of(market, job, deadline_s, tick_s), args_of(ruler, job)
-    rows = np.zeros((_MOST_ROWS if with_timeline else 0, kernel.TIMELINE))
+    rows = np.zeros((_MOST_ROWS if with_timeline else 0, one_future.TIMELINE))
     is_compiled = isinstance(ruler.policy, Dispatcher)  # pyright: ignore[reportUnknownMemberType]
     run = player() if is_compiled else play
     figures = run(ruler.policy, args, offers, rules, job.table(), rows)
@@ -185,18 +185,18 @@ def rules_of(market: Market, job: FleetJob, deadline_s: float, tick_s: float) ->
 
 
 def _replayed(figures: Floats, rows: Floats, job: FleetJob) -> Replayed:
-    is_done = figures[kernel.STEPS] >= job.steps
-    paid_s = float(figures[kernel.PAID_S])
+    is_done = figures[one_future.STEPS] >= job.steps
+    paid_s = float(figures[one_future.PAID_S])
     return Replayed(
-        hours=float(figures[kernel.END]) / HOUR_S if is_done else math.inf,
-        usd=float(figures[kernel.DOLLARS]),
-        usd_preemptible=float(figures[kernel.SPOT_DOLLARS]),
+        hours=float(figures[one_future.END]) / HOUR_S if is_done else math.inf,
+        usd=float(figures[one_future.DOLLARS]),
+        usd_preemptible=float(figures[one_future.SPOT_DOLLARS]),
         machine_hours=paid_s / HOUR_S,
-        useful=float(figures[kernel.USEFUL_S]) / paid_s if paid_s else 0.0,
-        steps=float(figures[kernel.STEPS]),
-        steps_lost=float(figures[kernel.LOST]),
-        preemptions=int(figures[kernel.PREEMPTIONS]),
-        changes=int(figures[kernel.CHANGES]),
-        checkpoints=int(figures[kernel.CHECKPOINTS]),
-        timeline=rows[: int(figures[kernel.ROWS])],
+        useful=float(figures[one_future.USEFUL_S]) / paid_s if paid_s else 0.0,
+        steps=float(figures[one_future.STEPS]),
+        steps_lost=float(figures[one_future.LOST]),
+        preemptions=int(figures[one_future.PREEMPTIONS]),
+        changes=int(figures[one_future.CHANGES]),
+        checkpoints=int(figures[one_future.CHECKPOINTS]),
+        timeline=rows[: int(figures[one_future.ROWS])],
     )

@@ -8,12 +8,12 @@ import numpy as np
 from penstock.errors import FleetError
 from penstock.fleet import policies
 from penstock.fleet.futures import stretches
-from penstock.fleet.kernel import Floats, Policy
+from penstock.fleet.job_work import FleetJob
 from penstock.fleet.liveput import liveput_of
 from penstock.fleet.look_ahead import expecting, look_ahead
 from penstock.fleet.market import Market
+from penstock.fleet.one_future import Floats, Policy
 from penstock.fleet.replay import Ruler
-from penstock.fleet.work import FleetJob
 
 _PLAIN: tuple[tuple[Policy, tuple[str, ...]], ...] = (
     (policies.on_demand, ()),

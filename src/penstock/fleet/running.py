@@ -12,7 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.errors import FleetError
-from penstock.fleet.kernel import (
+from penstock.fleet.job_work import FleetJob, with_figures
+from penstock.fleet.market import DAY_S, Market, together
+from penstock.fleet.one_future import (
     CLOCK,
     DEADLINE,
     DONE,
@@ -36,9 +38,7 @@ from penstock.fleet.kernel import (
     WORK,
     Floats,
 )
-from penstock.fleet.market import DAY_S, Market, together
 from penstock.fleet.replay import Replayed, Ruler, args_of, replay, rules_of
-from penstock.fleet.work import FleetJob, with_figures
 
 _DATED_S = 1000 * DAY_S  # times that are later are dates
 _ROUNDED_S = 1e-9

@@ -13,8 +13,8 @@ import numpy as np
 
 from penstock.errors import FleetError
 from penstock.files import read_bytes
+from penstock.fleet.csv_rows import FORMAT, MOST
 from penstock.fleet.market import Market, MarketPool
-from penstock.fleet.rows import FORMAT, MOST
 from penstock.typed import damage, typed
 
 

@@ -18,9 +18,9 @@ import numpy as np
 
 from penstock.errors import FleetError
 from penstock.files import read_bytes
+from penstock.fleet.csv_rows import FORMAT, CellRows, RowError, begin_of_file, read_cells
 from penstock.fleet.lifetimes import endless
 from penstock.fleet.market import DAY_S, HOUR_S, Floats, Market, MarketPool, only
-from penstock.fleet.rows import FORMAT, CellRows, RowError, begin_of_file, read_cells
 from penstock.fleet.samples import read_samples
 
 UNITS_S = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from penstock.graph.graph import Graph
-from penstock.graph.known import Segments
+from penstock.graph.known_stages import Segments
 from penstock.graph.owners import Owners
 from penstock.graph.segments import StageDemand, segments_of
 from penstock.graph.stages import Recompute, Segment, Sends

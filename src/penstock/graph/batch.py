@@ -14,7 +14,7 @@ from torch import Tensor
 from penstock.errors import BatchMisfitError, GraphError
 from penstock.graph.answers import Answers
 from penstock.graph.contents import as_tensor, attributes_of, flatten
-from penstock.graph.views import SharedMemory, describe_overlaps, overlaps_with
+from penstock.graph.shared_memory_views import SharedMemory, describe_overlaps, overlaps_with
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 

@@ -22,7 +22,7 @@ from penstock.graph.by_rows import LOSS_BACKWARD, loss_backward
 from penstock.graph.direct import DIRECT
 from penstock.graph.functional import HIDDEN_MUTATIONS
 from penstock.graph.stages import Segment
-from penstock.graph.tensor.collect import COLLECT, rank_args
+from penstock.graph.tensor.collect_op import COLLECT, rank_args
 from penstock.graph.trace import Capture
 
 aten = torch.ops.aten

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from penstock import _compat
 from penstock.device import of
-from penstock.graph.views import copied_together, overlaps_of
+from penstock.graph.shared_memory_views import copied_together, overlaps_of
 
 _TUPLE: Any = tuple
 _DICT: Any = dict

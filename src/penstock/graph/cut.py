@@ -11,7 +11,7 @@ from itertools import chain
 
 from penstock.errors import GraphError
 from penstock.graph.graph import Graph, Phase
-from penstock.graph.known import KnownStages, Need, range_of
+from penstock.graph.known_stages import KnownStages, Need, range_of
 from penstock.graph.owners import Owners, gradient_parts
 from penstock.graph.segments import StageDemand
 from penstock.graph.stages import Recompute, Stage, StageEdge, Stages

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from penstock.graph.graph import Graph
-from penstock.graph.memory import MemoryOwner, segment_memory
+from penstock.graph.segment_memory import MemoryOwner, segment_memory
 from penstock.graph.stages import Segment, Stage, Stages
 
 _PRODUCT = "aten.mm.default"

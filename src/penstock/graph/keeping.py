@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from penstock.graph.cut import demands_of
 from penstock.graph.graph import Graph, Node
-from penstock.graph.memory import MemoryOwner
 from penstock.graph.owners import Owners
+from penstock.graph.segment_memory import MemoryOwner
 from penstock.graph.segments import StageDemand, repeated
 
 

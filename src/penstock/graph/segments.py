@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
-from penstock.graph.memory import MemoryOwner, segment_memory
 from penstock.graph.owners import Owners
+from penstock.graph.segment_memory import MemoryOwner, segment_memory
 from penstock.graph.stages import Recompute, Segment, Sends
 
 

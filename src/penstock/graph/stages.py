@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 from penstock.graph.graph import Phase
 
 if TYPE_CHECKING:
-    from penstock.graph.known import KnownStages
+    from penstock.graph.known_stages import KnownStages
 
 SegmentKind = Literal["F", "B", "I", "W"]
 Sends: TypeAlias = "tuple[tuple[int, tuple[int, ...]], ...]"

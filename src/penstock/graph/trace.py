@@ -34,7 +34,6 @@ from penstock.graph.answers import Answers, Questions
 from penstock.graph.batch import BatchKey, count, describe, key_of, with_strides
 from penstock.graph.caches import RemadeError, fill_caches, remade
 from penstock.graph.cast_once import cast_once
-from penstock.graph.constants import KnownValues
 from penstock.graph.contents import own, rebuilt
 from penstock.graph.cut_points import find_cut_points
 from penstock.graph.dynamo import Forward, forward_by_dynamo
@@ -51,7 +50,8 @@ from penstock.graph.lasting import lasting_buffers, note_built
 from penstock.graph.parts import PartName, in_order, part_in
 from penstock.graph.precision import computed_in, narrowed, traced_in
 from penstock.graph.rows import Placeholder, RedrawnError, rows_of
-from penstock.graph.views import laid_together, overlaps_with
+from penstock.graph.shared_memory_views import laid_together, overlaps_with
+from penstock.graph.traced_constants import KnownValues
 from penstock.graph.waiting import is_hollow, placed
 from penstock.job import ROW, SCALED, Job
 

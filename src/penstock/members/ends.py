@@ -14,7 +14,7 @@ from penstock.device import here, of
 from penstock.members.mesh import Mesh
 from penstock.members.words import View
 from penstock.transport.groups import Prefixed, world_of
-from penstock.transport.hosts import HostsTransport
+from penstock.transport.several_hosts import HostsTransport
 from penstock.transport.shared_memory import SharedMemoryTransport
 from penstock.transport.torch_distributed import TorchDistributedTransport
 from penstock.transport.transport import Store, Transport

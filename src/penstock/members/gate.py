@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import final
 
 from penstock.members.encrypted import EncryptedLine
-from penstock.members.proof import Handshake
+from penstock.members.token_proof import Handshake
 
 PROVE_S = 1.0  # for which a stranger may take to say a line
 CALL_S = 5.0  # for which one that was called may take

@@ -38,7 +38,7 @@ from penstock.runtime.rank import Rank
 from penstock.state.optimizer.clearing import LEFT
 from penstock.state.optimizer.optimizer import Optimizers
 from penstock.state.optimizer.updates import Updates
-from penstock.state.parts import key_in
+from penstock.state.tensor_parts import key_in
 from penstock.state.weights import GradientPlace
 from penstock.transport.transport import untouched
 

@@ -10,7 +10,7 @@ from typing import final
 from penstock.device import here
 from penstock.errors import PenstockError, RunError
 from penstock.gauge.hosts import place_key
-from penstock.members.launch import (
+from penstock.members.launch_members import (
     Here,
     NobodyLeftError,
     Report,

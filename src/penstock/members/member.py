@@ -49,8 +49,8 @@ from penstock.runtime.kept_reads import KeptReads
 from penstock.runtime.module_aside import set_aside
 from penstock.runtime.rank import Rank
 from penstock.runtime.worker import RankResult, Task
-from penstock.state.parts import key_in, whole
 from penstock.state.python_state import packed
+from penstock.state.tensor_parts import key_in, whole
 from penstock.transport.transport import Transport, TransportError
 
 _SEEK_S = 1.0  # between two attempts to reach those that cannot be reached

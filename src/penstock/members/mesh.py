@@ -19,8 +19,8 @@ from typing import Literal, NamedTuple, final
 
 from penstock.members.encrypted import EncryptedLine, check_installed, is_encrypted
 from penstock.members.gate import CALL_S, Gate, MeshLine
-from penstock.members.proof import Handshake
 from penstock.members.standing import Stands
+from penstock.members.token_proof import Handshake
 from penstock.members.words import (
     Ask,
     Beat,
@@ -52,7 +52,7 @@ Fate = Literal["died", "silent", "left"]
 
 
 class LastSeen(NamedTuple):
-    """How a member was lost, when it was last heard, and when that was seen, by this one's clock."""
+    """How a member was lost, when it last spoke, and when that was seen, by this one's clock."""
 
     fate: Fate
     spoke_s: float

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from penstock.device import here
 from penstock.members.words import HeldTensor
-from penstock.state.parts import key_in
+from penstock.state.tensor_parts import key_in
 from penstock.transport.transport import TensorSpec, Transport
 
 PIECE_BYTES = 2**22  # that go at once

@@ -15,7 +15,7 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment  # pyright: ignore  - scipy has no types
 
 from penstock.members.words import HeldTensor
-from penstock.state.parts import key_in
+from penstock.state.tensor_parts import key_in
 
 Sizes = Mapping[str, int]  # bytes, by name of a parameter or buffer
 _FEW = 6  # members, all orders of whose hosts are looked at

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, final
 
-from penstock.fleet.batch import Least
+from penstock.fleet.batch_size import Least
 from penstock.job import Job
 from penstock.listener import Row
 

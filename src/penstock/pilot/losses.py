@@ -21,7 +21,7 @@ from penstock.errors import PenstockError, PlanError
 from penstock.graph.graph import Graph
 from penstock.graph.parts import key_in
 from penstock.pilot.redundancy import safe
-from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.plan.plan import Decision, Plan, is_asynchronous
 from penstock.plan.reshape import Counts, reshaped
 from penstock.program.program import Program

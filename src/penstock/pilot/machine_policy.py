@@ -22,13 +22,13 @@ import numpy as np
 from penstock.errors import FleetError
 from penstock.files import add_line
 from penstock.fleet.growing import GrowingTrace
-from penstock.fleet.kernel import MOST_HELD, Floats
+from penstock.fleet.job_work import FleetJob
 from penstock.fleet.market import HOUR_S, Market, noticed, only, priced, together
+from penstock.fleet.one_future import MOST_HELD, Floats
 from penstock.fleet.policy_file import PolicyFile, read_policy
 from penstock.fleet.replay import Ruler
 from penstock.fleet.rulers import basis_of, ruler_from, ruler_of, table_of
 from penstock.fleet.running import RunAim, Standing, measured, so_far, to_come, wants
-from penstock.fleet.work import FleetJob
 from penstock.listener import Listener
 from penstock.members.member import RunSeen
 from penstock.pilot.wishes import (

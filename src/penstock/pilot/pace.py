@@ -26,7 +26,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from penstock.errors import PenstockError
-from penstock.graph.optimizer import whole_optimizer
+from penstock.graph.whole_optimizer import whole_optimizer
 from penstock.job import Job
 
 _APART, _LARGE = 10.0, 100.0  # of updates by gradients that are so many times as large

@@ -13,8 +13,8 @@ from weakref import WeakKeyDictionary
 from penstock.choose.choose import Joining, decided, predicted
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.order import placed
-from penstock.graph.optimizer import whole_optimizer
-from penstock.plan.lower import lower_plan, stages_of
+from penstock.graph.whole_optimizer import whole_optimizer
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.plan.plan import Decision, Plan, Prediction
 from penstock.profile.kinds import places_of
 from penstock.program.alone import alone, guarded

@@ -222,7 +222,7 @@ class Replanner:
         """
         from penstock.checkpoints.checkpoint import folder_of
         from penstock.choose.run_windows import memory_window
-        from penstock.plan.lower import stages_of
+        from penstock.plan.lower_plan import stages_of
 
         windows, choice = self._told(step, transport), self.choice
         self._planned += 1

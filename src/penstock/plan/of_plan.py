@@ -6,7 +6,7 @@ from typing import NamedTuple
 from penstock.errors import PlanError, ProgramError
 from penstock.graph.graph import Graph
 from penstock.graph.stages import Stages
-from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.plan.plan import Plan, is_asynchronous
 from penstock.program.lower import lower_schedule
 from penstock.program.program import Program

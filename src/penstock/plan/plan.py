@@ -16,14 +16,14 @@ from penstock.graph.graph import Graph
 from penstock.graph.owners import owners_of
 from penstock.graph.stages import Recompute
 from penstock.plan.agreement import Agreement
+from penstock.plan.decision_words import Words, records_of, value_of
+from penstock.plan.earlier_files import is_flat, nested
 from penstock.plan.fits import check_schedule, check_sizes, check_together
-from penstock.plan.flat import is_flat, nested
 from penstock.plan.overlap import Overlap
 from penstock.plan.placement import Placement
 from penstock.plan.stage import StagePlan
 from penstock.plan.terms import StepTerms
 from penstock.plan.tried import Tried, headline, tried_lines
-from penstock.plan.words import Words, records_of, value_of
 from penstock.program.passes.offload import Offloaded
 from penstock.program.passes.shard import Sharding
 from penstock.schedule import recipe

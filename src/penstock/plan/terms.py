@@ -23,7 +23,7 @@ class StepTerms:
                 "per replica", those of the first replica.
     wire:       bits of a number in messages of activations, and of gradients, between ranks
                 (graph/wire.py); 32: as it is.
-    compiled:   whether runs of ops are compiled as one (graph/fuse.py): equal to rounding.
+    compiled:   whether runs of ops are compiled as one (graph/fused_runs.py): equal to rounding.
     """
 
     joined: Taken = 1

@@ -12,7 +12,7 @@ from torch import Tensor
 from penstock import _compat
 from penstock.device import here
 from penstock.graph.code import Function, function_of
-from penstock.graph.memory import MemoryOwner
+from penstock.graph.segment_memory import MemoryOwner
 from penstock.graph.stages import Segment, SegmentKind, Stages
 from penstock.graph.trace import Capture
 from penstock.job import Job

@@ -32,11 +32,11 @@ from penstock.graph.code import callable_of, function_of, reseed
 from penstock.graph.codec import TensorForm, packer, unpacker
 from penstock.graph.cut import cut
 from penstock.graph.hollow import stand_ins
-from penstock.graph.optimizer import Loan, WholeOptimizer, whole_optimizer
 from penstock.graph.parts import key_in
 from penstock.graph.stages import Stages
 from penstock.graph.trace import Capture, on_device
 from penstock.graph.waiting import COPIES, bytes_of, waits
+from penstock.graph.whole_optimizer import Loan, WholeOptimizer, whole_optimizer
 from penstock.graph.wire import wire_choices
 from penstock.heap import give_back, keep_freed_memory
 from penstock.job import Job

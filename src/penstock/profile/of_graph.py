@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from penstock.cluster.cluster import Cluster
 from penstock.graph.graph import Graph
-from penstock.graph.traced import capture_of
+from penstock.graph.traced_graph import capture_of
 from penstock.job import Job
 from penstock.profile.profile import Profile
 

@@ -9,7 +9,7 @@ the device takes, and H that of the host,
     device_s = FLOP / (peak * efficiency) + bytes / (bandwidth * efficiency)
     all ops  = (D^p + H^p)^(1/p), p = 2.5
 
-which ops share by what they add to D and H.  These are the lanes of estimate/terms.py.
+which ops share by what they add to D and H.  These are the lanes of estimate/work_terms.py.
 
 FLOP count only for products, convolutions and attention; everything else is as fast as memory.
 The peak is the one that the device has for the dtype of the op's result: with "float32" that is

@@ -38,7 +38,7 @@ from penstock.program.wiring import Wiring, laws, wire
 from penstock.schedule.grid import Grid
 from penstock.schedule.orders import B, F, I, U
 from penstock.schedule.schedule import Schedule
-from penstock.schedule.verify import updated_only
+from penstock.schedule.verify_orders import updated_only
 
 
 def lower(schedule: Schedule) -> Program:

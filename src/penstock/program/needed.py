@@ -10,8 +10,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.program.averages import averages_of
 from penstock.program.edges import StageBytes, TiedGroup
+from penstock.program.partners import averages_of
 from penstock.program.reductions import (
     AT_THE_END,
     WORDS,

@@ -42,7 +42,7 @@ from penstock.prove.audit_desk import AskedBoard, AuditDesk
 from penstock.prove.audit_pace import AuditBasis, Pace, used_s, used_with_s
 from penstock.prove.audit_parts import lacks_room, put_together, words_of
 from penstock.prove.audits import AUDITS, KEPT, SHORT, Audit, Audited, AuditTerms
-from penstock.prove.judge import Case, PlainLoop, judged, plain_loop
+from penstock.prove.plain_side import Case, PlainLoop, judged, plain_loop
 from penstock.prove.proof import Proof
 from penstock.runtime.audited import Audits, is_final, is_kept, law_of, step_of
 from penstock.typed import typed

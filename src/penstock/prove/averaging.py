@@ -5,7 +5,7 @@ After the update of step t of a run, the first being step 1, where t is a multip
     local     w_i = mean of all w
     diloco    d = a - mean of all w;  v = m v + d;  a = a - r (d + m v);  w_i = a
     easgd     w_i = w_i - p (w_i - c);  c = c + p (sum of all w_i - c)
-    gossip    w_i = (w_i + w_j) / 2, j its partner in round t / H (program/averages.py), if any
+    gossip    w_i = (w_i + w_j) / 2, j its partner in round t / H (program/partners.py), if any
 
 a and c begin as the weights of the run do, v with zeros.  Computed in float64.
 """
@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from penstock.program.averages import partners
+from penstock.program.partners import partners
 from penstock.sums import SumsWay
 
 Weights = Mapping[str, Tensor]

@@ -25,10 +25,10 @@ from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.contents import seen
 from penstock.graph.lasting import lasting_buffers
 from penstock.graph.merge import parts_of
-from penstock.graph.optimizer import whole_optimizer
 from penstock.graph.precision import cast_weights
 from penstock.graph.trace import build_model, loss_of
 from penstock.graph.waiting import backward_of
+from penstock.graph.whole_optimizer import whole_optimizer
 from penstock.job import Job
 from penstock.prove.rounded import Rounded, StepInputs
 from penstock.prove.rounded_sums import RoundedSums

@@ -29,11 +29,11 @@ from penstock.graph.merge import merged
 from penstock.graph.trace import Capture, build_model
 from penstock.graph.waiting import waits
 from penstock.job import Job
-from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.plan.plan import Plan, is_asynchronous
 from penstock.processes.child import apart
 from penstock.processes.short_of_memory import telling_what_is_held
-from penstock.prove.judge import AveragedReplicas, Case, SequentialParts, judged
+from penstock.prove.plain_side import AveragedReplicas, Case, SequentialParts, judged
 from penstock.prove.proof import Proof
 from penstock.prove.read_digest import ReadDigests, digest_of, recorded
 from penstock.prove.rounded_sums import owners_of

@@ -28,7 +28,7 @@ from penstock.graph.trace import Capture
 from penstock.graph.wire import is_packed, row_length
 from penstock.program.codes import SEND
 from penstock.program.program import Program
-from penstock.state.parts import sliced, whole
+from penstock.state.tensor_parts import sliced, whole
 
 Tensors = Mapping[str, Tensor]
 

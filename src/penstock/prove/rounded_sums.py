@@ -17,7 +17,7 @@ from penstock.graph.graph import Graph
 from penstock.graph.parts import key_in, part_in
 from penstock.graph.stages import Stages
 from penstock.program.program import Compute, Program
-from penstock.state.parts import whole
+from penstock.state.tensor_parts import whole
 
 
 class RoundedSums:

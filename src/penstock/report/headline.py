@@ -6,10 +6,7 @@ from collections.abc import Callable, Iterator
 
 from penstock.plan.tried import OWN, alone_step_s, times_of, tried_rows
 from penstock.plan.tried import headline as headline_of
-from penstock.report.inputs import Inputs, Pair, at_rank
-from penstock.report.markup import Markup, figure_cell, number_head, table, tag
-from penstock.report.wall import found_in
-from penstock.report.words import (
+from penstock.report.figure_words import (
     bytes_text,
     count_text,
     error_of,
@@ -19,6 +16,9 @@ from penstock.report.words import (
     seconds_text,
     share_text,
 )
+from penstock.report.inputs import Inputs, Pair, at_rank
+from penstock.report.markup import Markup, figure_cell, number_head, table, tag
+from penstock.report.wall import found_in
 from penstock.timeline.timeline import bubble_fraction
 
 NO_PREDICTION = (

@@ -13,10 +13,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.report.figure_words import seconds_text
 from penstock.report.markup import Markup, tag
 from penstock.report.scale import Floats, Scale, ticks, time_labels
 from penstock.report.thin import Drawn, begin_s, drawn_spans
-from penstock.report.words import seconds_text
 from penstock.timeline.spans import LANES, SPAN_KINDS, Lane, Spans
 from penstock.timeline.timeline import Timeline, num_steps, step_s
 

@@ -6,15 +6,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import final
 
 from penstock.errors import PenstockError, ReportError
-from penstock.report.headline import card
-from penstock.report.inputs import Pair
-from penstock.report.markup import Markup, figure_cell, join, number_head, section, table, tag
-from penstock.report.page import document
-from penstock.report.ranks import ranks
-from penstock.report.sections import training
-from penstock.report.wanted import wanted_section
-from penstock.report.watched import Watched
-from penstock.report.words import (
+from penstock.report.figure_words import (
     ABSENT,
     bytes_text,
     count_text,
@@ -23,6 +15,14 @@ from penstock.report.words import (
     percent_text,
     seconds_text,
 )
+from penstock.report.headline import card
+from penstock.report.inputs import Pair
+from penstock.report.markup import Markup, figure_cell, join, number_head, section, table, tag
+from penstock.report.page import document
+from penstock.report.ranks import ranks
+from penstock.report.sections import training
+from penstock.report.wanted import wanted_section
+from penstock.report.watched import Watched
 
 HERE = "127.0.0.1"
 _PATIENCE_S = 10.0  # for a browser that has connected and asks for nothing

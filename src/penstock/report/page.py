@@ -8,7 +8,7 @@ from importlib.resources import files
 from penstock.report.headline import headline, sentence
 from penstock.report.inputs import Inputs
 from penstock.report.markup import Markup, tag
-from penstock.report.phases import phases_section
+from penstock.report.phase_table import phases_section
 from penstock.report.ranks import ranks
 from penstock.report.sections import about, memory, plan, timelines, training
 from penstock.report.times import times

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
+from penstock.report.figure_words import ABSENT, bytes_text, seconds_text
 from penstock.report.inputs import Generation, Inputs
 from penstock.report.markup import Markup, figure_cell, number_head, section, table, tag
-from penstock.report.words import ABSENT, bytes_text, seconds_text
 from penstock.units import format_bytes, format_seconds
 
 WIDTH, LEFT, RIGHT, TALL, GAP, FOOT = 1120, 76, 20, 16, 8, 22

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.report.words import bytes_text, number_text, seconds_text, time_unit
+from penstock.report.figure_words import bytes_text, number_text, seconds_text, time_unit
 
 Floats = NDArray[np.float64]
 

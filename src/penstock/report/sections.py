@@ -7,6 +7,17 @@ import numpy as np
 from penstock.plan.tried import headline
 from penstock.report import lanes
 from penstock.report.charts import Axis, Curve, Level, chart, drawable
+from penstock.report.figure_words import (
+    ABSENT,
+    bytes_text,
+    count_text,
+    error_of,
+    kind_words,
+    number_text,
+    percent_text,
+    seconds_text,
+    share_text,
+)
 from penstock.report.inputs import Inputs, at_rank
 from penstock.report.markup import (
     Markup,
@@ -20,17 +31,6 @@ from penstock.report.markup import (
 )
 from penstock.report.scale import BYTES, PLAIN, SECONDS
 from penstock.report.thin import Drawn, begin_s, choose, drawn_spans, even_ranks
-from penstock.report.words import (
-    ABSENT,
-    bytes_text,
-    count_text,
-    error_of,
-    kind_words,
-    number_text,
-    percent_text,
-    seconds_text,
-    share_text,
-)
 from penstock.timeline.spans import SPAN_KINDS
 from penstock.timeline.timeline import Timeline, num_steps, step_s
 

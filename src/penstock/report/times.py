@@ -4,7 +4,14 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from penstock.report.compare import TimeRow, compare
+from penstock.report.figure_words import (
+    KIND_WORDS,
+    TimeUnit,
+    error_of,
+    kind_words,
+    percent_text,
+    time_unit,
+)
 from penstock.report.inputs import Inputs
 from penstock.report.markup import (
     Child,
@@ -17,15 +24,8 @@ from penstock.report.markup import (
     table,
     tag,
 )
+from penstock.report.prediction_table import TimeRow, compare
 from penstock.report.thin import MAX_RANKS, even_ranks
-from penstock.report.words import (
-    KIND_WORDS,
-    TimeUnit,
-    error_of,
-    kind_words,
-    percent_text,
-    time_unit,
-)
 from penstock.timeline.timeline import num_steps
 
 

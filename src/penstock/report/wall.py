@@ -4,6 +4,15 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from penstock.report.figure_words import (
+    ABSENT,
+    TimeUnit,
+    count_text,
+    error_of,
+    percent_text,
+    seconds_text,
+    time_unit,
+)
 from penstock.report.inputs import Inputs
 from penstock.report.markup import (
     Markup,
@@ -15,15 +24,6 @@ from penstock.report.markup import (
     tag,
 )
 from penstock.report.thin import MAX_RANKS, even_ranks
-from penstock.report.words import (
-    ABSENT,
-    TimeUnit,
-    count_text,
-    error_of,
-    percent_text,
-    seconds_text,
-    time_unit,
-)
 from penstock.timeline.bottleneck import Bottleneck, bottleneck
 from penstock.timeline.breakdown import PART_WORDS, PARTS, Breakdown, Part, breakdown_of
 from penstock.timeline.timeline import num_steps

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from penstock.report.figure_words import ABSENT, number_text, seconds_text
 from penstock.report.markup import Markup, figure_cell, number_head, section, table, tag
-from penstock.report.words import ABSENT, number_text, seconds_text
 
 _HOUR_S = 3600.0
 

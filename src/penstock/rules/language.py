@@ -14,7 +14,7 @@ Source:  Slapo, arXiv:2302.08005: schedule apart from model, by primitives on mo
 
 from penstock.errors import GraphError
 from penstock.graph.graph import Graph
-from penstock.graph.traced import Traced, captured_as
+from penstock.graph.traced_graph import Traced, captured_as
 from penstock.plan.plan import Plan
 from penstock.program.passes.offload import Offloaded
 from penstock.rules.rewrite import rewritten

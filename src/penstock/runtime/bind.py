@@ -45,10 +45,10 @@ from penstock.program.reductions import (
 )
 from penstock.runtime.calls import Bound, Call
 from penstock.runtime.collects import collect_call
+from penstock.runtime.end_of_step import LocalStages, sum_calls, tell_call, update_call
+from penstock.runtime.far_copies import Moves
 from penstock.runtime.lane import Awaited
-from penstock.runtime.moves import Moves
 from penstock.runtime.post_validation import Provisional, Validation, known_before
-from penstock.runtime.sums import LocalStages, sum_calls, tell_call, update_call
 from penstock.schedule.schedule import Action, Kind
 from penstock.schedule.weight_rule import SYNCHRONOUS
 from penstock.state.versions import ParkedGradients, Read, VersionSlots

@@ -31,7 +31,7 @@ from penstock.program.program import Program
 from penstock.program.provisional import provisional_ends, sent_until
 from penstock.program.reductions import Validate
 from penstock.runtime.calls import Bound
-from penstock.runtime.sums import GlobalNorm, LocalStages
+from penstock.runtime.end_of_step import GlobalNorm, LocalStages
 from penstock.transport.transport import TensorSpec
 
 if TYPE_CHECKING:

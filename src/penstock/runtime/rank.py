@@ -21,8 +21,8 @@ from penstock.device import here, of
 from penstock.errors import RunError
 from penstock.graph.code import Function, micro_batch_seed
 from penstock.graph.joint import Joint, joint_of
-from penstock.graph.memory import moved
 from penstock.graph.merge import number_of
+from penstock.graph.segment_memory import moved
 from penstock.graph.stages import SegmentKind, Stages
 from penstock.graph.trace import Capture
 from penstock.job import Job
@@ -36,7 +36,7 @@ from penstock.runtime.calls import Progress as Progress
 from penstock.runtime.calls import StepResult as StepResult
 from penstock.runtime.finite import check_loss, refuse_norm
 from penstock.runtime.lane import Lane
-from penstock.runtime.noise import NoiseMeter
+from penstock.runtime.noise_squares import NoiseMeter
 from penstock.runtime.rank_terms import RankTerms
 from penstock.runtime.reader import Reader, ReadOrder
 from penstock.schedule.grid import Grid

@@ -9,7 +9,7 @@ from penstock.graph.code import Function, function_of
 from penstock.graph.stages import SegmentKind
 from penstock.runtime.calls import StepResult
 from penstock.runtime.kept_reads import KeptReads
-from penstock.runtime.noise import EVERY
+from penstock.runtime.noise_squares import EVERY
 from penstock.state.carried_buffers import Carries, Carry
 
 FunctionKey = tuple[int, SegmentKind, bool]  # stage, kind, and whether it asks for parameters

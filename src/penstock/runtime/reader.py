@@ -8,7 +8,7 @@ loss writes into the memory of a dataset stays there.
 import itertools
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 
@@ -72,7 +72,7 @@ class Reader:
                 with _compat.GENERATOR, self._lost:
                     found = self._read(number, reads, fitting)
                 if kept is not None:
-                    kept.keep(self.job, number, found)
+                    kept.keep(self.job, number, cast(list[Any], found))
                 return found
             except (RuntimeError, OSError, EOFError) as problem:
                 if deaths == MOST or not is_lost(problem):

@@ -28,7 +28,7 @@ from penstock.device import here, of
 from penstock.errors import RunError
 from penstock.files import cache_folder
 from penstock.graph.code import Function, function_of
-from penstock.graph.fuse import fused_function_of
+from penstock.graph.fused_runs import fused_function_of
 from penstock.graph.stages import Segment, SegmentKind, Stages
 from penstock.graph.trace import Capture
 from penstock.heap import keep_freed_memory
@@ -46,7 +46,7 @@ from penstock.runtime.finite import check_weights, forget, leaving
 from penstock.runtime.guide import Guide
 from penstock.runtime.held_parts import held_parts
 from penstock.runtime.kept_reads import KeptReads
-from penstock.runtime.keys import KeyStep, bound_of, check_alike
+from penstock.runtime.key_steps import KeyStep, bound_of, check_alike
 from penstock.runtime.lane import Begun, Queued
 from penstock.runtime.left_steps import leaving_steps
 from penstock.runtime.meter import DeviceWindow, Meter

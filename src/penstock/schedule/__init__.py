@@ -28,7 +28,6 @@ from penstock.schedule.figures import (
     weight_copies,
 )
 from penstock.schedule.forward_only import forward_only
-from penstock.schedule.found import found
 from penstock.schedule.gpipe import gpipe
 from penstock.schedule.greedy import Seconds
 from penstock.schedule.hanayo import hanayo
@@ -41,6 +40,7 @@ from penstock.schedule.refine import refine
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.steady import steady_bubble_fraction, steady_s
 from penstock.schedule.two_bp import delay_weights, two_bp
+from penstock.schedule.wave_search import found
 from penstock.schedule.weight_rule import (
     DOUBLE_BUFFERED,
     SYNCHRONOUS,

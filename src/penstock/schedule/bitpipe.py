@@ -12,8 +12,8 @@ Source: BitPipe, arXiv:2410.19367.
 """
 
 from penstock.schedule.alternating import both_ways
-from penstock.schedule.placement import mirror, ranks_for, vee
 from penstock.schedule.schedule import Schedule
+from penstock.schedule.stage_placement import mirror, ranks_for, vee
 
 
 def bitpipe(num_stages: int, num_micro_batches: int, *, num_ranks: int | None = None) -> Schedule:

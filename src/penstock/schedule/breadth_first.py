@@ -15,8 +15,8 @@ micro-batches here.
 
 import numpy as np
 
-from penstock.schedule.placement import loop, ranks_for
 from penstock.schedule.schedule import Row, Schedule, arrange
+from penstock.schedule.stage_placement import loop, ranks_for
 
 
 def breadth_first(

@@ -21,8 +21,8 @@ import numpy as np
 
 from penstock.errors import ScheduleError
 from penstock.schedule.alternating import both_ways
-from penstock.schedule.placement import mirror, ranks_for
 from penstock.schedule.schedule import Schedule
+from penstock.schedule.stage_placement import mirror, ranks_for
 
 
 def chimera(num_stages: int, num_micro_batches: int, *, pipelines: int = 2) -> Schedule:

@@ -9,7 +9,8 @@ updates come last, stage * steps + step.  Besides the one before it on its rank 
     U     a join, which is over when all its members have ended
 
 and, if that one is on another rank, for a message.  Whatever plays orders goes through `run`: what
-verifies them, what moves actions about in them, and the table of a schedule (simulate/table.py).
+verifies them, what moves actions about in them, and the table of a schedule
+(simulate/wait_table.py).
 """
 
 from typing import NamedTuple, TypeAlias

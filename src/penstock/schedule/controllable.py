@@ -30,8 +30,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from penstock.schedule.justify import justify, orders_of
-from penstock.schedule.placement import ranks_for, vee
 from penstock.schedule.schedule import Schedule
+from penstock.schedule.stage_placement import ranks_for, vee
 
 _Starts: TypeAlias = tuple[int, int, int]
 

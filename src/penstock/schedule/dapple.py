@@ -28,8 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ScheduleError
-from penstock.schedule.placement import ranks_for
 from penstock.schedule.schedule import Row, Schedule, arrange
+from penstock.schedule.stage_placement import ranks_for
 
 Policy = Literal["A", "B"]
 _RANKS = re.compile(r"[1-9]\d{0,3}(?:\+[1-9]\d{0,3})*(?:-[1-9]\d{0,3}(?:\+[1-9]\d{0,3})*)*")

@@ -26,8 +26,8 @@ import numpy as np
 
 from penstock.schedule.greedy import Rules, Seconds, greedy, prefer
 from penstock.schedule.orders import Action, IntArray, Orders
-from penstock.schedule.placement import loop, mirror, one_way, ranks_for, vee
 from penstock.schedule.schedule import Schedule
+from penstock.schedule.stage_placement import loop, mirror, one_way, ranks_for, vee
 
 Step = tuple[Literal["F", "B", "I", "W"], int]  # what; 0 for the near stage, 1 for the far one
 Lane = tuple[int, range]  # a stage and its micro-batches

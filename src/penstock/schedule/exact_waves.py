@@ -25,13 +25,13 @@ from scipy.sparse import csr_array  # pyright: ignore  - scipy has no types
 
 from penstock.schedule.exact import Optimum
 from penstock.schedule.exact_problem import Model, solve
-from penstock.schedule.found import Objective, found, least_ticks
 from penstock.schedule.greedy import Floats
 from penstock.schedule.justify import orders_of, paired
 from penstock.schedule.orders import IntArray
-from penstock.schedule.placement import wave
 from penstock.schedule.schedule import Schedule
+from penstock.schedule.stage_placement import wave
 from penstock.schedule.steady import steady_s
+from penstock.schedule.wave_search import Objective, found, least_ticks
 
 
 def exact_waves(

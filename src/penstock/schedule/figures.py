@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.schedule.far import with_far
+from penstock.schedule.far_words import with_far
 from penstock.schedule.ledger import Changes, levels, peaks
 from penstock.schedule.orders import B, F, Kind, W
 from penstock.schedule.schedule import Schedule

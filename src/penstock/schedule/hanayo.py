@@ -13,8 +13,8 @@ Source: Hanayo, arXiv:2308.15762.
 
 from penstock.errors import ScheduleError
 from penstock.schedule.alternating import alternating
-from penstock.schedule.placement import one_way, ranks_for, wave
 from penstock.schedule.schedule import Schedule
+from penstock.schedule.stage_placement import one_way, ranks_for, wave
 
 
 def hanayo(

@@ -19,9 +19,9 @@ from penstock.schedule.clock import Clockwork, Numbers, clockwork, log_of, numbe
 from penstock.schedule.compiled import compiled
 from penstock.schedule.greedy import FORWARD, INPUT, WEIGHTS, Floats, Result, Seconds, least_step_s
 from penstock.schedule.orders import F, I, IntArray, Orders, W
-from penstock.schedule.placement import one_way
-from penstock.schedule.rounds import ROUNDING, Room
+from penstock.schedule.stage_placement import one_way
 from penstock.schedule.steady import LongRun, period_s
+from penstock.schedule.zero_bubble_rounds import ROUNDING, Room
 
 _ROUNDS_KEPT, _MORE_ROUNDS = 12, 11  # a swap is not undone for 12 to 22 rounds
 _MOST_ROUNDS = 4000

@@ -18,8 +18,8 @@ import numpy as np
 
 from penstock.errors import ScheduleError
 from penstock.schedule.orders import IntArray
-from penstock.schedule.placement import ranks_for
 from penstock.schedule.schedule import Row, Schedule, arrange
+from penstock.schedule.stage_placement import ranks_for
 
 
 def interleaved(

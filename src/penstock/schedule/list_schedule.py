@@ -33,8 +33,8 @@ from penstock.schedule.greedy import (
 from penstock.schedule.interleaved import interleaved
 from penstock.schedule.one_f_one_b import one_f_one_b
 from penstock.schedule.orders import IntArray
-from penstock.schedule.placement import loop, one_way, ranks_for, wave
 from penstock.schedule.schedule import Schedule
+from penstock.schedule.stage_placement import loop, one_way, ranks_for, wave
 
 _PLACEMENTS: dict[str, Callable[[int, int], IntArray]] = {"loop": loop, "wave": wave}
 

@@ -14,7 +14,7 @@ then one after the other is moved by a few places while that shortens the step.
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
-from penstock.schedule.far import FarCopy
+from penstock.schedule.far_words import FarCopy
 from penstock.schedule.greedy import FORWARD, INPUT, WEIGHTS, Floats
 from penstock.schedule.offload_play import OFFLOAD, RELOAD
 from penstock.schedule.orders import IntArray

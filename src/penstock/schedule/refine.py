@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.errors import ScheduleError
-from penstock.schedule.far import moved
+from penstock.schedule.far_words import moved
 from penstock.schedule.orders import B, I, Orders, W
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.weight_rule import of_units

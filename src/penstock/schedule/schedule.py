@@ -10,11 +10,11 @@ import numpy.typing as npt
 
 from penstock.errors import ScheduleError
 from penstock.files import Json, read_bytes, write_text
-from penstock.schedule import text
+from penstock.schedule import parse
 from penstock.schedule.clock import play
-from penstock.schedule.far import FarCopy, check_far, words
+from penstock.schedule.far_words import FarCopy, check_far, words
 from penstock.schedule.orders import Action, B, F, I, Kind, Orders, Row, U, arrange
-from penstock.schedule.verify import check_complete, check_updates, deadlock, updated_only
+from penstock.schedule.verify_orders import check_complete, check_updates, deadlock, updated_only
 from penstock.schedule.weight_rule import SYNCHRONOUS, WEIGHT_RULES, WeightRule, versions
 
 __all__ = ["Action", "Kind", "Orders", "Row", "Schedule", "arrange"]
@@ -147,7 +147,7 @@ class Schedule:
 
         Raises:   ScheduleError: a line cannot be read, or the schedule is not valid.
         """
-        return _of(text.parse(lines, weight_rules))
+        return _of(parse.parse(lines, weight_rules))
 
     @classmethod
     def parse_torch_csv(cls, rows: str) -> "Schedule":
@@ -155,7 +155,7 @@ class Schedule:
 
         Raises:   ScheduleError: a cell cannot be read, or the schedule is not valid.
         """
-        return _of(text.parse_torch_csv(rows))
+        return _of(parse.parse_torch_csv(rows))
 
     def to_json(self) -> dict[str, Json]:
         """Return the schedule as JSON values, the actions of a rank as one text."""
@@ -178,7 +178,7 @@ class Schedule:
 
         Raises:   ScheduleError: it is not such an object, or the schedule is not valid.
         """
-        return _of(text.from_json(content, weight_rules))
+        return _of(parse.from_json(content, weight_rules))
 
     def save(self, path: Path | str) -> None:
         """Write the schedule as JSON, whole or not at all."""
@@ -194,7 +194,7 @@ class Schedule:
         """
         content = read_bytes(path, ScheduleError, "schedule")
         try:
-            return _of(text.parse_any(content.decode("utf-8-sig"), weight_rules))
+            return _of(parse.parse_any(content.decode("utf-8-sig"), weight_rules))
         except UnicodeDecodeError as problem:
             hint = "the file is damaged, or not the right one"
             raise ScheduleError(f"schedule {path} is not text: {problem}", hint=hint) from problem
@@ -203,5 +203,5 @@ class Schedule:
             raise ScheduleError(message, hint=problem.hint) from problem
 
 
-def _of(parts: text.Fields) -> Schedule:
+def _of(parts: parse.Fields) -> Schedule:
     return Schedule(parts.num_stages, parts.num_micro_batches, Orders.of(parts.orders), *parts[3:])

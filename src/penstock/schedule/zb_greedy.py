@@ -27,10 +27,10 @@ from penstock.schedule.greedy import Result, Rules, Seconds, greedy_few, prefer,
 from penstock.schedule.improve import improve, orders_of, steady_of, step_of
 from penstock.schedule.one_f_one_b import one_f_one_b
 from penstock.schedule.orders import B, IntArray, Orders
-from penstock.schedule.placement import loop, one_way, ranks_for
-from penstock.schedule.rounds import ROUNDING, Room, lay
 from penstock.schedule.schedule import Schedule
+from penstock.schedule.stage_placement import loop, one_way, ranks_for
 from penstock.schedule.zero_bubble import zb_h1, zb_h2
+from penstock.schedule.zero_bubble_rounds import ROUNDING, Room, lay
 
 _STARTS = 3  # orders that are improved
 _SMALL = 80  # pairs of stage and micro-batch: where there is time for it

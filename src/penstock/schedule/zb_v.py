@@ -30,8 +30,8 @@ from penstock.schedule.alternating import alternating
 from penstock.schedule.greedy import Result, Rules, Seconds, greedy, prefer, script
 from penstock.schedule.improve import improve, steady_of
 from penstock.schedule.orders import Action, IntArray, Kind, Orders
-from penstock.schedule.placement import one_way, ranks_for, vee
 from penstock.schedule.schedule import Schedule
+from penstock.schedule.stage_placement import one_way, ranks_for, vee
 from penstock.schedule.steady import steady_s
 
 _PATIENCE = (0.5, 0.75, 1.0)  # of a W, before which F or I may come

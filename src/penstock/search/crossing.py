@@ -7,7 +7,7 @@ import numpy as np
 
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.regions import Floats, Groups, capability_of, regions
-from penstock.plan.lower import lower_plan
+from penstock.plan.lower_plan import lower_plan
 from penstock.plan.plan import Decision, Plan
 from penstock.program.codes import SEND
 from penstock.program.program import Program

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from penstock.bits import AS_IT_IS
 from penstock.cluster.cluster import Host
 from penstock.graph.graph import Graph
-from penstock.graph.memory import moved
+from penstock.graph.segment_memory import moved
 from penstock.graph.wire import error_bound, message_bytes, summed_bytes
+from penstock.plan.decision_words import Words
 from penstock.plan.plan import By, Decision, Plan, repeats_all
 from penstock.plan.tried import is_tie
-from penstock.plan.words import Words
 from penstock.profile.profile import Profile
 from penstock.program.passes.offload import Offloaded
 from penstock.program.passes.shard import Sharding

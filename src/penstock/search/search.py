@@ -28,7 +28,7 @@ from penstock.schedule.recipe import Recipe, any_schedule, name_of, trains
 from penstock.search.balance import ANYWHERE, StageEnds, balanced_cuts_on
 from penstock.search.candidate import Candidate, Objective
 from penstock.search.copied import with_copies
-from penstock.search.far import with_far
+from penstock.search.far_memory import with_far
 from penstock.search.field import Effort, Field, Tally, front_of
 from penstock.search.judge import Judge
 from penstock.search.less_kept import with_less_kept
@@ -38,7 +38,7 @@ from penstock.search.reasons import reasons
 from penstock.search.shapes import Fixed, Shape, nothing_fits, shapes
 from penstock.search.sharded import with_shards
 from penstock.search.simplest import exactest, simplest, why_simplest
-from penstock.search.tried import tried_beside
+from penstock.search.tried_kinds import tried_beside
 from penstock.search.turns import by_speed
 from penstock.search.worked import by_work
 from penstock.timeline.timeline import Timeline

@@ -12,7 +12,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 
-from penstock.plan.lower import lower_plan
+from penstock.plan.lower_plan import lower_plan
 from penstock.plan.plan import Plan, is_asynchronous
 from penstock.program.program import Program
 from penstock.schedule.grid import evenly, unlike

@@ -18,8 +18,8 @@ from penstock.schedule.figures import peak_activations
 from penstock.schedule.greedy import Seconds, least_step_s
 from penstock.schedule.orders import KINDS
 from penstock.schedule.schedule import Schedule
-from penstock.simulate.batch import step_seconds
-from penstock.simulate.table import table_of
+from penstock.simulate.many_candidates import step_seconds
+from penstock.simulate.wait_table import table_of
 
 _MOVES, _ACTIONS = 200_000, 40_000_000  # in a round at most: moves, and actions looked at
 _FEWEST_MOVES = 200

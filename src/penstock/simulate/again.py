@@ -15,7 +15,7 @@ from penstock.errors import PlanError
 from penstock.program.codes import COST_ROW, OFFLOAD, RELOAD, WORKS
 from penstock.program.passes.offload import Offloaded
 from penstock.schedule.exact_offload import Copies, exact_offload
-from penstock.schedule.far import FarCopy
+from penstock.schedule.far_words import FarCopy
 from penstock.schedule.figures import peak_activations
 from penstock.schedule.greedy import Seconds
 from penstock.schedule.orders import Action, F, I, Orders, W

@@ -42,7 +42,7 @@ from penstock.program.codes import (
 )
 from penstock.program.program import Program
 from penstock.simulate.matched import Bools, Floats, Matched, match, members, sends_read
-from penstock.simulate.replay import arrivals
+from penstock.simulate.measured_seconds import arrivals
 from penstock.timeline.spans import SPAN_KINDS, SpanKind
 from penstock.timeline.timeline import Timeline
 

@@ -16,8 +16,8 @@ from penstock.program.codes import COMPUTE, SEND, WORKS
 from penstock.program.program import Program
 from penstock.schedule.orders import F
 from penstock.simulate.matched import Floats, match, sends_read
+from penstock.simulate.measured_seconds import arrivals
 from penstock.simulate.recorded import READING, Recorded
-from penstock.simulate.replay import arrivals
 from penstock.timeline.timeline import Timeline
 
 

@@ -17,8 +17,8 @@ from penstock.profile.profile import Profile
 from penstock.program.alone import guarded
 from penstock.program.instructions import Guarding
 from penstock.program.program import Program
+from penstock.simulate.arrays import exchange_s
 from penstock.simulate.costs import Costs, Memory
-from penstock.simulate.prepare import exchange_s
 from penstock.simulate.price import state_bytes, trained_bytes
 
 _COPIES = 2  # of each byte that is given, besides those of the line: into a piece, and out of it

@@ -8,9 +8,9 @@ from penstock.plan.plan import schedule_of
 from penstock.profile.kinds import Profiles, as_tuple, places_of
 from penstock.program.program import Program
 from penstock.schedule.figures import weight_copies
+from penstock.simulate.arrays import Seconds
 from penstock.simulate.costs import Costs, Memory
 from penstock.simulate.guards import with_guards
-from penstock.simulate.prepare import Seconds
 from penstock.simulate.price import by_rank, costs_of, held_of, memory_on, ways_of
 from penstock.simulate.recorded import Recorded
 from penstock.simulate.simulate import simulate as simulate_costs

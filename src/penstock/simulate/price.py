@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from penstock.errors import ProfileError
 from penstock.graph.graph import Graph
 from penstock.graph.joint import joint_memory, joint_of
-from penstock.graph.memory import (
+from penstock.graph.parts import key_in
+from penstock.graph.segment_memory import (
     MemoryOwner,
     moved,
     moved_bytes,
@@ -21,7 +22,6 @@ from penstock.graph.memory import (
     segment_memory,
     waiting_bytes,
 )
-from penstock.graph.parts import key_in
 from penstock.graph.stages import Segment, SegmentKind, Stage, Stages
 from penstock.graph.wire import is_packed
 from penstock.profile.kinds import Profiles, as_tuple

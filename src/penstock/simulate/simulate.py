@@ -37,9 +37,9 @@ from penstock.program.codes import JOINS, MEETS, RECEIVE, SEND, SPAN_OF, WORKS, 
 from penstock.program.instructions import TABLE
 from penstock.program.program import Program
 from penstock.simulate import kernel
+from penstock.simulate.arrays import Seconds, among, job_of, offsets_of
 from penstock.simulate.costs import Costs, Memory
 from penstock.simulate.memory import account, curve_of
-from penstock.simulate.prepare import Seconds, among, job_of, offsets_of
 from penstock.simulate.recorded import Recorded
 from penstock.simulate.sharing import alone_s, crowded, shared_s
 from penstock.timeline.spans import LANES, MemoryCurve, Spans, Totals

@@ -16,7 +16,7 @@ from penstock.cluster.cluster import Cluster, DeviceKind
 from penstock.errors import PlanError, ProfileError
 from penstock.graph.graph import Graph
 from penstock.graph.stages import Stages
-from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.plan.plan import Plan, is_asynchronous
 from penstock.profile.kinds import Profiles, as_tuple, places_of
 from penstock.program.codes import COMPUTE, COST_ROW, JOINS, REDUCE, WORKS
@@ -38,9 +38,9 @@ from penstock.simulate.carry import carried
 from penstock.simulate.costs import Costs
 from penstock.simulate.fed import data_waits, fed
 from penstock.simulate.matched import Floats
+from penstock.simulate.measured_seconds import record
 from penstock.simulate.price import costs_of
 from penstock.simulate.recorded import UNDER_WAY, Recorded
-from penstock.simulate.replay import record
 from penstock.simulate.simulate import simulate
 from penstock.simulate.suited import Setting, suited, takes_seconds
 from penstock.timeline.spans import SPAN_KINDS

@@ -30,7 +30,7 @@ from penstock.device import of
 from penstock.errors import JobError
 from penstock.far import FarMemory, FarRoom
 from penstock.graph.composed import kind_of, parts_of
-from penstock.graph.optimizer import whole_optimizer
+from penstock.graph.whole_optimizer import whole_optimizer
 from penstock.job import Job
 from penstock.state.copies import Move
 from penstock.state.flat import Flat, all_views, count_of

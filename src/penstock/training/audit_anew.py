@@ -25,7 +25,7 @@ from penstock.prove.prove import Planned, case_of, needs_trace, untraced_case
 from penstock.units import format_bytes
 
 if TYPE_CHECKING:
-    from penstock.prove.judge import Case
+    from penstock.prove.plain_side import Case
     from penstock.training.session import Session
 
 
@@ -104,7 +104,7 @@ def _case(session: "Session", plan: Plan) -> "Case":
 
 
 def _case_of_replicas(session: "Session", ranks: int) -> "Case":
-    from penstock.prove.judge import Case
+    from penstock.prove.plain_side import Case
     from penstock.prove.prove import owners_of_replicas
 
     return Case(session.author, (0,), owners=owners_of_replicas(session.author, ranks))

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from penstock.choose.choose import Choice
     from penstock.examine.examine import Examined
     from penstock.prove.audit import Anew
-    from penstock.prove.judge import Case
+    from penstock.prove.plain_side import Case
     from penstock.training.chronicle import Stop
     from penstock.training.results import Trained
     from penstock.training.session import Session
@@ -146,7 +146,7 @@ def eagerly_audited(
 ) -> Generator[None]:
     """Audit eager replicas that run meanwhile; how long a step of theirs takes nobody knows."""
     from penstock.graph.trace import build_model
-    from penstock.prove.judge import Case
+    from penstock.prove.plain_side import Case
     from penstock.prove.prove import owners_of_replicas
 
     if ranks == 1:

@@ -14,7 +14,7 @@ from penstock.errors import RunError
 from penstock.listener import Listener
 from penstock.members.encrypted import new_token
 from penstock.members.in_process import run_inside
-from penstock.members.launch import (
+from penstock.members.launch_members import (
     Here,
     NobodyLeftError,
     Places,

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from penstock.checkpoints.control import LocalBoard
 from penstock.choose.choose import Choice
 from penstock.errors import PlanError
-from penstock.members.launch import Here, Places
+from penstock.members.launch_members import Here, Places
 from penstock.members.words import Where
 from penstock.pilot.wishes import pool_here
 from penstock.runtime.stop import Stopped, stopping

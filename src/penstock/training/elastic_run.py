@@ -41,7 +41,7 @@ from penstock.pilot.redundancy import costly_hosts
 from penstock.pilot.replan import SHARE_WORTH
 from penstock.pilot.slow_ranks import is_like, slowed
 from penstock.pilot.wishes import is_followed, is_to_leave
-from penstock.plan.lower import lower_plan
+from penstock.plan.lower_plan import lower_plan
 from penstock.plan.plan import Plan, Prediction, is_asynchronous
 from penstock.program.program import Program
 from penstock.runtime.windows import repeated

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from penstock.errors import RunError
-from penstock.members.launch import ask_to_stop
+from penstock.members.launch_members import ask_to_stop
 from penstock.members.mesh import anybody_at
 from penstock.training import lock
 from penstock.training.addresses import ADDRESSES, addresses_in

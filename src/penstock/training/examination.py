@@ -15,7 +15,7 @@ from penstock.training.job_notices import (
     words_before,
     words_of_step,
 )
-from penstock.training.shapes import examined_job, traced_shapes
+from penstock.training.key_session import examined_job, traced_shapes
 
 if TYPE_CHECKING:
     from penstock.examine.examine import Examined

@@ -16,8 +16,8 @@ from penstock.errors import ClusterError, PlanError, ProfileError, ScheduleError
 from penstock.files import Json, read_json
 from penstock.pilot.phases import UntilFile, figures_of, until_in
 from penstock.pilot.replan_log import replanned
+from penstock.plan.decision_words import Words, value_of
 from penstock.plan.plan import Decision, Plan
-from penstock.plan.words import Words, value_of
 from penstock.schedule.recipe import Recipe, words_of
 from penstock.schedule.schedule import Schedule
 from penstock.search.candidate import Candidate

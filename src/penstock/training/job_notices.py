@@ -21,9 +21,9 @@ from penstock.best import sets_of
 from penstock.choose.store import keep, kept, key_of
 from penstock.errors import JobError, RunError
 from penstock.examine.unlike_counts import words_of_counts
-from penstock.graph.constants import was_traced
-from penstock.graph.sums import sums_over_batch
+from penstock.graph.summed_loss import sums_over_batch
 from penstock.graph.trace import Capture, build, loss_and_figures, loss_of
+from penstock.graph.traced_constants import was_traced
 from penstock.job import Job, is_users
 from penstock.listener import Listener
 from penstock.processes.child import Beat, can_fork, in_a_fork

@@ -24,7 +24,7 @@ from penstock.files import read_bytes
 from penstock.gauge.hosts import place_key
 from penstock.job import Job
 from penstock.listener import SILENT, Listener
-from penstock.members.launch import NOBODY, Lived, Scribe, Start, introduced, join, newcomer
+from penstock.members.launch_members import NOBODY, Lived, Scribe, Start, introduced, join, newcomer
 from penstock.members.mesh import address_towards, anybody_at
 from penstock.members.words import Where
 from penstock.pilot.goal import REACHED, GoalWatch

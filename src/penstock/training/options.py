@@ -17,7 +17,7 @@ from penstock.files import read_bytes
 
 if TYPE_CHECKING:
     from penstock.cluster.cluster import Cluster
-    from penstock.fleet.batch import Least
+    from penstock.fleet.batch_size import Least
     from penstock.plan.plan import Plan, Units
     from penstock.program.passes.offload import Offloaded
     from penstock.rules.rule import Rule

@@ -105,7 +105,7 @@ def _proved(
 
     Raises:   RunError: they differ.
     """
-    from penstock.prove.judge import Case
+    from penstock.prove.plain_side import Case
     from penstock.prove.prove import (
         apart_judged,
         owners_of_replicas,

@@ -8,9 +8,9 @@ from penstock.choose.choose import Choice
 from penstock.errors import RunError
 from penstock.listener import Row
 from penstock.training.chronicle import row_of, sizes
+from penstock.training.key_session import sizes_by_step
 from penstock.training.results import explained, lines
 from penstock.training.run_folder import is_over, tell_newest
-from penstock.training.shapes import sizes_by_step
 
 if TYPE_CHECKING:
     from penstock.runtime.launch import Work

@@ -51,6 +51,10 @@ from penstock.search.shapes import Fixed
 from penstock.training import audited_run
 from penstock.training.audited_run import DiffersError
 from penstock.training.examination import compare_with_before, examine_job, tell_of_step, trace_step
+from penstock.training.key_session import (
+    chosen,
+    proved_shapes,
+)
 from penstock.training.mirror import mirroring
 from penstock.training.misfits import go_on_alone, go_on_unplanned
 from penstock.training.plan_choice import (
@@ -70,10 +74,6 @@ from penstock.training.run_folder import (
     words_to_resume,
 )
 from penstock.training.run_steps import run_steps
-from penstock.training.shapes import (
-    chosen,
-    proved_shapes,
-)
 from penstock.training.task import TaskTerms, task_of, windows_from
 
 if TYPE_CHECKING:

@@ -17,13 +17,13 @@ from penstock.choose.run_windows import (
     windows_of,
     windows_of_keys,
 )
-from penstock.plan.lower import lower_plan, stages_of
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.runtime.audited import Audits
 from penstock.runtime.windows import Windows
 
 if TYPE_CHECKING:
     from penstock.checkpoints.control import Board
-    from penstock.runtime.keys import KeyStep
+    from penstock.runtime.key_steps import KeyStep
     from penstock.runtime.worker import Task
 
 
@@ -90,7 +90,7 @@ def task_of(
 
 def steps_of_keys(choice: Choice, steps: range) -> "tuple[tuple[KeyStep, ...], Windows]":
     """Return the steps of other keys than the first, and the windows of all."""
-    from penstock.runtime.keys import KeyStep
+    from penstock.runtime.key_steps import KeyStep
 
     check_early(choice.plan)
     programs = {choice.key: lower_plan(choice.plan, choice.captured.graph)}

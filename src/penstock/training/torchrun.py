@@ -328,7 +328,7 @@ def _prove(start: _Outset, choice: Choice, launch: "Callable[..., list[RankResul
     Raises:   RunError: they differ, and the plan joins no micro-batches.
     """
     from penstock.choose.settle import Checked, proved
-    from penstock.prove.judge import Case
+    from penstock.prove.plain_side import Case
     from penstock.prove.proof import Proof
     from penstock.prove.prove import Planned, apart_judged, case_of, run_planned
 

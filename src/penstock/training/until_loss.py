@@ -5,7 +5,7 @@ trains on where the one before has ended.  They tell how long a step takes and h
 are, and so what each (K, B) is worth:
 
     own steps of a step  (1 + scale / B0) / (1 + scale / B)     profile/noise.py; B0 is the job's
-    seconds of a step    a + b B / K + c (K - 1) / K            fleet/batch.py; or as measured
+    seconds of a step    a + b B / K + c (K - 1) / K            fleet/batch_size.py; or as measured
 
 The phases are the most ranks with the job's batch; one rank; the largest batch; then whatever looks
 best, until that has been measured.  With it the run goes on to its goal.  Each change is a
@@ -42,7 +42,7 @@ from penstock.choose.flag_text import to_fill
 from penstock.choose.prepare import machines
 from penstock.choose.settle import bounded
 from penstock.errors import EstimateError, PlanError
-from penstock.fleet.batch import BatchOption, Phase, phases
+from penstock.fleet.batch_size import BatchOption, Phase, phases
 from penstock.fleet.curve import steps_to
 from penstock.graph.merge import merged
 from penstock.pilot.goal import GoalWatch

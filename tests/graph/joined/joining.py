@@ -11,10 +11,10 @@ from torch.fx.node import map_aggregate
 
 from penstock import Job, _compat
 from penstock.graph.code import IN_GRAD_MODE, SeededRandom, micro_batch_seed, reseed
-from penstock.graph.joined.divided import divided
+from penstock.graph.joined.divided_batch import divided
 from penstock.graph.joined.joined import joined
 from penstock.graph.joined.joiner import Apart, Joiner
-from penstock.graph.joined.rules import ruled
+from penstock.graph.joined.joining_rules import ruled
 from penstock.graph.merge import merged
 from penstock.graph.trace import Capture, build, capture, loss_and_figures, on_device
 

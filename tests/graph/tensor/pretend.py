@@ -14,11 +14,11 @@ from penstock import _compat
 from penstock.graph.code import callable_of, micro_batch_seed, reseed
 from penstock.graph.functional import results_of
 from penstock.graph.parts import part_in
-from penstock.graph.tensor.collect import COLLECT, rank_args
+from penstock.graph.tensor.collect_op import COLLECT, rank_args
 from penstock.graph.tensor.of_rank import of_rank
 from penstock.graph.trace import Capture
 from penstock.job import Job
-from penstock.state.parts import whole
+from penstock.state.tensor_parts import whole
 
 
 def run_pretend(job: Job, capture: Capture, ranks: int, micro_batches: int = 2) -> Any:

@@ -12,15 +12,15 @@ from penstock.errors import GraphError
 from penstock.graph.code import callable_of
 from penstock.graph.cut import cut, demands_of
 from penstock.graph.parts import in_order, out_of_order, part_in, part_key, word_of
-from penstock.graph.tensor.choose import by_tensor
-from penstock.graph.tensor.collect import COLLECT
+from penstock.graph.tensor.choose_slices import by_tensor
+from penstock.graph.tensor.collect_op import COLLECT
 from penstock.graph.tensor.cuts import apart_only, collect_points, collects_in, how_of
 from penstock.graph.tensor.of_rank import of_rank
 from penstock.graph.tensor.placed import RankSpeed
-from penstock.graph.tensor.placement import Slices, local, reshaped
+from penstock.graph.tensor.value_placement import Slices, local, reshaped
 from penstock.graph.trace import capture
-from penstock.graph.traced import capture_of, captured_as
-from penstock.state.parts import sliced, whole
+from penstock.graph.traced_graph import capture_of, captured_as
+from penstock.state.tensor_parts import sliced, whole
 from tests.graph.executor import run_eager
 from tests.graph.tensor.pretend import run_pretend
 from tests.graph.zoo import JOBS, floats, job_of

@@ -22,7 +22,7 @@ from penstock.graph.dims import aten, shape_of
 from penstock.graph.functional import custom
 from penstock.graph.graph import Node
 from penstock.graph.joined.joiner import Abreast, Joiner, Rule, Same, State, SumOfAll
-from penstock.graph.joined.linear import carries
+from penstock.graph.joined.linear_values import carries
 from penstock.graph.trace import Capture
 
 ALIKE = (  # what they make depends on the shape alone

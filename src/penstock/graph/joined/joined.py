@@ -26,7 +26,7 @@ from penstock.graph.cut_points import find_cut_points
 from penstock.graph.gradient_hooks import refuse_hooks
 from penstock.graph.graph import with_cut_points
 from penstock.graph.joined.joiner import Apart, Joiner
-from penstock.graph.joined.rules import ruled
+from penstock.graph.joined.joining_rules import ruled
 from penstock.graph.rows import Placeholder, rows_of
 from penstock.graph.trace import Capture, is_output
 

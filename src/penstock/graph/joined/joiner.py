@@ -28,7 +28,7 @@ from penstock.errors import GraphError
 from penstock.graph.dims import aten, shape_of
 from penstock.graph.functional import custom, results_of
 from penstock.graph.graph import Node
-from penstock.graph.joined.linear import lead_to_gradients
+from penstock.graph.joined.linear_values import lead_to_gradients
 from penstock.graph.trace import Capture
 
 

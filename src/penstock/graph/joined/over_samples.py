@@ -17,8 +17,8 @@ from penstock.graph.dims import aten, shape_of
 from penstock.graph.joined.along import argument, dims_of
 from penstock.graph.joined.divider import ALIKE, CouplesError, Divider
 from penstock.graph.joined.joiner import Abreast, Joiner, Same, Several, State, SumOfAll
-from penstock.graph.joined.losses import BACKWARD_OF_CLASSES, FORWARD_OF_CLASSES, with_labels
-from penstock.graph.joined.rules import OF_PAIRS, ruled
+from penstock.graph.joined.joining_rules import OF_PAIRS, ruled
+from penstock.graph.joined.loss_ops import BACKWARD_OF_CLASSES, FORWARD_OF_CLASSES, with_labels
 
 _NONE, _MEAN = 0, 1  # kinds of reduction; 2: a sum
 _MEANS = aten.mean.default, aten.mean.dim

@@ -29,11 +29,11 @@ from penstock.graph.functional import custom, mutates, results_of
 from penstock.graph.graph import Graph, Node, with_cut_points
 from penstock.graph.parts import part_key
 from penstock.graph.rows import Placeholder, rows_of
-from penstock.graph.tensor.collect import COLLECT, TAKE
+from penstock.graph.tensor.collect_op import COLLECT, TAKE
 from penstock.graph.tensor.cuts import collects_in, needed_cuts, places_of
 from penstock.graph.tensor.placed import Held, Layout
-from penstock.graph.tensor.placement import PARTIAL, WHOLE, Placement, Slices, State, local
-from penstock.graph.tensor.rules import local_args
+from penstock.graph.tensor.slicing_rules import local_args
+from penstock.graph.tensor.value_placement import PARTIAL, WHOLE, Placement, Slices, State, local
 from penstock.graph.trace import Capture
 
 aten = torch.ops.aten

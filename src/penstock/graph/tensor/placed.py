@@ -14,7 +14,8 @@ from torch import fx
 
 from penstock.graph.dims import shape_of
 from penstock.graph.graph import Phase
-from penstock.graph.tensor.placement import (
+from penstock.graph.tensor.slicing_rules import RESHAPED, OpChoice, choices, count_of, work_of
+from penstock.graph.tensor.value_placement import (
     PARTIAL,
     WHOLE,
     Partial,
@@ -24,7 +25,6 @@ from penstock.graph.tensor.placement import (
     Whole,
     fits,
 )
-from penstock.graph.tensor.rules import RESHAPED, OpChoice, choices, count_of, work_of
 from penstock.graph.trace import Capture
 
 States = Mapping[fx.Node, State]

@@ -29,7 +29,7 @@ from penstock.program.program import (
     Send,
     Update,
 )
-from penstock.schedule.far import FarCopy, by_place
+from penstock.schedule.far_words import FarCopy, by_place
 from penstock.schedule.schedule import Action, Schedule
 
 

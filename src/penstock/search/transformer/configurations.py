@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from penstock.errors import PlanError
 from penstock.estimate.constants import Constants
-from penstock.estimate.run import TrainingRun
 from penstock.estimate.runs import Runs, memory_terms_of, time_terms_of
-from penstock.estimate.terms import Floats
+from penstock.estimate.training_run import TrainingRun
 from penstock.estimate.transformer import Transformer
+from penstock.estimate.work_terms import Floats
 from penstock.search.transformer.exact_step import best_steps
 from penstock.search.transformer.found import (
     Configuration,

@@ -15,16 +15,16 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.estimate.constants import Constants
-from penstock.estimate.run import TrainingRun
-from penstock.estimate.terms import Floats, time_terms
+from penstock.estimate.training_run import TrainingRun
 from penstock.estimate.work import stage_keys
+from penstock.estimate.work_terms import Floats, time_terms
 from penstock.schedule.interleaved import interleaved
 from penstock.schedule.one_f_one_b import one_f_one_b
 from penstock.schedule.orders import KINDS
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.zero_bubble import zb_h1
-from penstock.simulate.batch import step_seconds
-from penstock.simulate.table import table_of
+from penstock.simulate.many_candidates import step_seconds
+from penstock.simulate.wait_table import table_of
 
 
 class BestStep(NamedTuple):

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import PlanError
-from penstock.estimate.device import Datasheet
-from penstock.estimate.run import TrainingRun
-from penstock.estimate.terms import Floats
+from penstock.estimate.datasheet import Datasheet
+from penstock.estimate.training_run import TrainingRun
+from penstock.estimate.work_terms import Floats
 from penstock.units import format_bytes
 
 

@@ -14,12 +14,17 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from penstock.estimate.constants import Constants
-from penstock.estimate.device import Datasheet
-from penstock.estimate.memory import activation_bytes, repeated_bytes, stage_memory, state_bytes
-from penstock.estimate.run import TrainingRun
+from penstock.estimate.datasheet import Datasheet
+from penstock.estimate.peak_memory import (
+    activation_bytes,
+    repeated_bytes,
+    stage_memory,
+    state_bytes,
+)
 from penstock.estimate.runs import Runs, time_terms_of
-from penstock.estimate.terms import Floats
+from penstock.estimate.training_run import TrainingRun
 from penstock.estimate.work import stage_keys
+from penstock.estimate.work_terms import Floats
 
 
 class LayerCosts(NamedTuple):

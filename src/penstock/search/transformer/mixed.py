@@ -24,11 +24,11 @@ import numpy as np
 
 from penstock.errors import PlanError
 from penstock.estimate.constants import Constants
-from penstock.estimate.memory import memory_terms
-from penstock.estimate.run import TrainingRun
+from penstock.estimate.peak_memory import memory_terms
 from penstock.estimate.runs import Runs
-from penstock.estimate.terms import Floats, time_terms
+from penstock.estimate.training_run import TrainingRun
 from penstock.estimate.transformer import Transformer
+from penstock.estimate.work_terms import Floats, time_terms
 from penstock.search.transformer.exact_step import best_steps
 from penstock.search.transformer.found import Configuration, Configurations, Pool, cost_of, front_of
 from penstock.search.transformer.layer_costs import LayerCosts, layer_costs

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.estimate.device import Datasheet
-from penstock.estimate.run import Recompute, Sharding, even
+from penstock.estimate.datasheet import Datasheet
 from penstock.estimate.runs import Runs
+from penstock.estimate.training_run import Recompute, Sharding, even
 from penstock.estimate.transformer import Transformer
 
 

@@ -19,13 +19,13 @@ from torch.optim import SparseAdam
 
 from penstock.errors import CheckpointError, JobError
 from penstock.graph.graph import Graph
-from penstock.graph.optimizer import Loan, WholeOptimizer, whole_optimizer
 from penstock.graph.parts import key_in
 from penstock.graph.trace import Capture
+from penstock.graph.whole_optimizer import Loan, WholeOptimizer, whole_optimizer
 from penstock.job import Job
+from penstock.state.optimizer.optimizer_trial import tried
 from penstock.state.optimizer.rates import JobScheduler
 from penstock.state.optimizer.reach import hook_with_module, lines_of
-from penstock.state.optimizer.trial import tried
 from penstock.state.optimizer.updates import NONE, Updates, divided, held_by, lent_to
 
 

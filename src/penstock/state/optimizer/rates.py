@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from penstock import _compat
 from penstock.errors import JobError, PenstockError
 from penstock.graph.functional import where
-from penstock.graph.optimizer import needed_arguments
+from penstock.graph.whole_optimizer import needed_arguments
 from penstock.job import Job
 
 Options = list[dict[str, Any]]  # of each group, without its parameters

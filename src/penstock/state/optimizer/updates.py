@@ -20,8 +20,8 @@ from penstock.errors import JobError, PenstockError
 from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.functional import where
 from penstock.graph.lasting import lasting_buffers
-from penstock.graph.optimizer import Loan, WholeOptimizer, take_over, whole_optimizer
 from penstock.graph.parts import key_in
+from penstock.graph.whole_optimizer import Loan, WholeOptimizer, take_over, whole_optimizer
 from penstock.job import Job
 from penstock.state.optimizer.clearing import Clearing, has_own_zero_grad
 from penstock.state.optimizer.rates import JobScheduler, Rates

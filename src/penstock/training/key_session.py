@@ -1,0 +1,140 @@
+"""Shapes: a session whose steps have several, from their examination to the task of the ranks.
+
+    ps.bucketed    tells the key of each step, so all are examined, traced, planned and proved
+                   before the first one
+
+Ranks that come and go, those of torchrun, and a run to a goal have one shape: there the job is
+trained without a plan, as data that does not tell its keys.
+"""
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from penstock.batches.one_key import job_of_key, keys_of
+from penstock.choose.choose import Choice
+from penstock.choose.keys import find_key, is_too_large, largest_first, traced_keys, with_keys
+from penstock.choose.prepare import machines
+from penstock.choose.settle import Checked, CheckOptions, examined
+from penstock.errors import MemoryShortError
+from penstock.job import Job
+from penstock.units import format_seconds
+
+if TYPE_CHECKING:
+    from penstock.choose.keys import TracedKey
+    from penstock.examine.examine import Examined
+    from penstock.graph.trace import Capture
+    from penstock.training.session import Session
+
+
+def plans_keys(session: "Session") -> bool:
+    """Return whether the steps of a session have several shapes that a plan may have."""
+    from penstock.runtime.launch import under_torchrun
+
+    asked = session.elastic, session.goal, session.asked.policy, session.job.batch_by_ranks
+    return len(keys_of(session.job)) > 1 and not (any(asked) or under_torchrun())
+
+
+def examined_job(session: "Session", care: CheckOptions) -> "Examined":
+    """Return what the job of a session is found to be; of several shapes, what the first is that
+    no plan trains, or the one that most steps have.
+
+    Raises:   as `examined`.
+    """
+    about = care, session.listener
+    if care.eager or not plans_keys(session):
+        return examined(session.job, session.key, *about)
+    rows: list[Examined] = []
+    for key in keys_of(session.job):
+        rows.append(examined(job_of_key(session.job, key), _named(session, key), *about))
+        if rows[-1].failed or rows[-1].one_process or rows[-1].no_plan:
+            return rows[-1]
+    return rows[0]
+
+
+def _named(session: "Session", key: object) -> str:
+    return f"{session.key}; steps of {key}" if session.key else ""
+
+
+def traced_shapes(session: "Session") -> "tuple[TracedKey, ...]":
+    """Return the steps of a session's shapes, traced; nothing where it has one.
+
+    Raises:   as `traced`.
+    """
+    if not plans_keys(session):
+        return ()
+    return traced_keys(session.job, session.listener, session.fixed.rules)
+
+
+def with_shapes(session: "Session", choice: Choice) -> Choice:
+    """Return a choice with plans for the other shapes of the job.
+
+    Raises:   UnlikeShapesError: its division suits one shape only.
+              MemoryShortError: the largest has no room.
+    """
+    start, there = time.perf_counter(), session.there
+    cluster = there.cluster or machines(None, choice.plan.total_ranks, there.listener)
+    made = with_keys(choice, session.job, session.learned.shapes, there, cluster)
+    if is_too_large(made, cluster.within(session.fixed.memory)):
+        raise MemoryShortError("the step of the largest shape has no room by this plan")
+    made.plan.save(session.folder / "plan.json")
+    seconds = format_seconds(time.perf_counter() - start)
+    session.listener.say(f"planned {len(made.others)} other shapes alike in {seconds}")
+    return made
+
+
+def chosen(session: "Session", choose: "Callable[[Capture], Choice]") -> Choice:
+    """Return a choice for all shapes of a session: made for that with most of the work, or if the
+    largest has no room then for that.
+
+    choose:   makes the choice for a traced step.
+    Raises:   as `with_shapes`, and as `choose`.
+    """
+    try:
+        return with_shapes(session, choose(session.learned.shapes[0].captured))
+    except MemoryShortError as problem:
+        shapes = largest_first(session.learned.shapes)
+        if shapes == session.learned.shapes:
+            raise
+        session.listener.say(f"{problem.message}: planning for the largest")
+        session.planned_for(shapes)
+        return with_shapes(session, choose(shapes[0].captured))
+
+
+def proved_shapes(
+    session: "Session", choice: Choice, prove: "Callable[[Job, Choice, str], Checked]"
+) -> Checked:
+    """Return how the first steps of each shape compare with the plain loop's.
+
+    prove:    compares those of one.
+    """
+    if not choice.others:
+        return prove(session.author, choice, session.key)
+    first = choice._replace(others=())
+    rows = [(choice.key, first)]
+    rows += [
+        (other.key, first._replace(captured=other.captured, plan=other.plan))
+        for other in choice.others
+    ]
+    words: list[str] = []
+    for key, own in rows:
+        session.listener.say(f"steps of {key}:")
+        checked = prove(job_of_key(session.author, key), own, _named(session, key))
+        if checked.problem:
+            return checked
+        words.append(f"{key}: {checked.words}")
+    return Checked("; ".join(words))
+
+
+def sizes_by_step(
+    choice: Choice | None, samples: int, tokens: int
+) -> Callable[[int], tuple[int, int]]:
+    """Return what tells the samples and tokens of a step, of which the first shape has so many."""
+    if choice is None or not choice.others:
+        return lambda step: (samples, tokens)
+    count, key_of = choice.job.micro_batches, find_key(choice)
+    rows = {choice.key: (samples, tokens)}
+    for other in choice.others:
+        graph = other.captured.graph
+        rows[other.key] = graph.samples * count, graph.tokens * count
+    return lambda step: rows[key_of(step)]
