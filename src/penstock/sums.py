@@ -14,7 +14,7 @@
 
 The five in the middle hold back what they do not send: a rank adds it to its gradient of the next
 step.  What all ranks have summed, and what they hold back, is then the sum of their gradients.
-The last four are of weights; `averages.py` is their law.
+The last four are of weights; state/averaged.py is their law.
 
 Source:  1-bit SGD with error feedback, Interspeech 2014, and arXiv:1901.09847 (sign); MSTopK,
          arXiv:2010.10458 (top); PowerSGD, arXiv:1905.13727 (rank); Pipe-SGD, arXiv:1811.03619

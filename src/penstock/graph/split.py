@@ -4,7 +4,7 @@
     after    logits 1 = x @ (head, rows 0 to 255).T    greatest, sum and target's so far
              logits 2 = x @ (head, rows 256 to ...).T  the same, carried on          ...  loss
 
-A slice is a parameter of its own, called by its part of the whole one (parts.py); behind each
+A slice is a parameter of its own, called by its part of the whole one (graph/parts.py); behind each
 there is a cut point, so that a slice can be a stage: gathered, loaded, repeated, updated alone.
 
 Keeps:   loss, gradients (each slice has the rows of the whole one's) and buffers, to rounding: sums

@@ -2,7 +2,7 @@
 
 A message is JSON, which is checked against the record that it says it is: nothing that a peer sends
 is ever executed or unpickled.  Before it is heard at all, a peer proves that it belongs to the run
-(proof.py).
+(token_proof.py).
 """
 
 from typing import NamedTuple, TypeAlias

@@ -31,7 +31,7 @@ class Schedule:
     `orders` may be given as tuples of actions, one per rank; they are kept as arrays.
     With `together` of 2 or more, what makes gradients of weights - B, or W where I stands apart -
     is one action for so many consecutive micro-batches of a step, named by the first of them.
-    What some forwards keep may be in `far` memory for a while (far.py).
+    What some forwards keep may be in `far` memory for a while (far_words.py).
 
     Raises:   ScheduleError: an action is missing, doubled, on another rank than its forward, can
               never start, or reads a version of the weights, or what is kept, that is not there.

@@ -1,7 +1,7 @@
 """ZB-greedy: zero bubble for given seconds, under a limit of memory, found greedily.
 
 It minimises the seconds per step of a long run without a barrier (steady.py), which is the longest
-rank's own span, as the paper counts it.  Orders are laid by the paper's rounds (rounds.py), by
+rank's own span, as the paper counts it.  Orders are laid by the paper's rounds (zero_bubble_rounds.py), by
 rules for a free rank (greedy.py), and as 1F1B, ZB-H1 and ZB-H2 have them.  In the best of them
 neighbours are swapped (improve.py); for few micro-batches in the next best two as well.  Of equal
 ones that with the shorter step that drains is taken.

@@ -87,7 +87,7 @@ class SeenPlan:
 
     own:   what it gives, simulated again.
     replanned:  of a run, the plans that were made again while it ran (replans.py).
-    until:      of a run to a loss, its phases (phases.py).
+    until:      of a run to a loss, its phases (pilot/phases.py).
     """
 
     place: str
