@@ -2,8 +2,8 @@
 
 A policy is a plain function (view, pools, speed, args, wanted): it writes the machines that it
 wants of each pool, preemptible and on demand, into `wanted` [pool, 2].  `view` and `pools` are
-laid out in one_future.py; `speed` is steps per second by machines; `args[0]` is the number of machines
-that the job asks for.  Each policy is compiled, and so is one of a user's.
+laid out in one_future.py; `speed` is steps per second by machines; `args[0]` is the number of
+machines that the job asks for.  Each policy is compiled, and so is one of a user's.
 
 The safety net that most share: once the time left is only just enough to do the rest on demand -
 start, restart and what a loss may cost included - machines on demand are taken and kept.

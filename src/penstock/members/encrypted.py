@@ -5,8 +5,8 @@ members make one Ed25519 key, and one certificate that it has signed: such a sig
 part, so all make the same.  Each end of a line shows that certificate, and takes no other.  So
 nobody has to be handed a second secret or a file, and who does not know the token gets no further
 than the handshake.  Inside, members prove the token and seal their messages as on any line
-(token_proof.py): keys of a session are those of that line alone, and who learns the token later reads
-nothing of what was said before.
+(token_proof.py): keys of a session are those of that line alone, and who learns the token later
+reads nothing of what was said before.
 
 Source:   RFC 5280 (certificates), RFC 8032 (Ed25519), RFC 8446 (TLS 1.3).
 """

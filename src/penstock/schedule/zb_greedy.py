@@ -1,10 +1,10 @@
 """ZB-greedy: zero bubble for given seconds, under a limit of memory, found greedily.
 
 It minimises the seconds per step of a long run without a barrier (steady.py), which is the longest
-rank's own span, as the paper counts it.  Orders are laid by the paper's rounds (zero_bubble_rounds.py), by
-rules for a free rank (greedy.py), and as 1F1B, ZB-H1 and ZB-H2 have them.  In the best of them
-neighbours are swapped (improve.py); for few micro-batches in the next best two as well.  Of equal
-ones that with the shorter step that drains is taken.
+rank's own span, as the paper counts it.  Orders are laid by the paper's rounds
+(zero_bubble_rounds.py), by rules for a free rank (greedy.py), and as 1F1B, ZB-H1 and ZB-H2 have
+them.  In the best of them neighbours are swapped (improve.py); for few micro-batches in the next
+best two as well.  Of equal ones that with the shorter step that drains is taken.
 
     S = 3, M = 4, at most 3 activations, I takes two seconds, all else one:
     rank 0  F0 F1 F2 .  .  .  .  I0 I0 W0 F3 I1 I1 W1 I2 I2 W2 I3 I3 W3

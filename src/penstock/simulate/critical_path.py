@@ -13,8 +13,8 @@ it needs was over, and the walk goes on from there.
 Seconds in which the current thread did nothing, and waited for nothing that was under way, are
 "idle": the runtime between two calls, another process on the core, a rank that began late.
 
-In a measured timeline the arrival of a message is known as measured_seconds.py says; in a simulated one it is
-the end of its receive.
+In a measured timeline the arrival of a message is known as measured_seconds.py says; in a simulated
+one it is the end of its receive.
 """
 
 from collections.abc import Sequence

@@ -8,8 +8,8 @@ Of every value of the traced step there is, in the joined one,
     SumOfAll one: the sum of those of all micro-batches; only where nothing but a gradient comes
              of it, by linear ops
 
-A rule (joining_rules.py) says of an op what it makes of values that stand beside one another.  What no rule
-knows runs once for each micro-batch, on its own rows, as it was traced: so whatever couples
+A rule (joining_rules.py) says of an op what it makes of values that stand beside one another.  What
+no rule knows runs once for each micro-batch, on its own rows, as it was traced: so whatever couples
 samples - a mean over the labels that count, a norm over the batch, a sort - still does so among the
 samples of its own micro-batch, and no others.
 """
