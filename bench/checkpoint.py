@@ -47,7 +47,7 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from bench.machine import machine
 from penstock.checkpoints import checkpoint, saver
 from penstock.checkpoints.control import Control
-from penstock.checkpoints.saver import Saver, State, saving
+from penstock.checkpoints.saver import SavePolicy, Saver, State, saving
 from penstock.choose.choose import Choice, Joining
 from penstock.choose.run_windows import windows_of
 from penstock.cli import face
@@ -234,8 +234,7 @@ def _elastic_once(job: Job, folder: Path, every: int) -> list[float]:
     def task(choice: Choice, step: int, resume: Path | None) -> Task:
         windows = windows_of(graph, choice.plan, range(step, job.num_steps), [])
         about = captured, stages_of(choice.plan, graph), job, windows
-        own = folder / "checkpoints"
-        return Task(*about, checkpoints=own, checkpoint_every=every, resume=resume)
+        return Task(*about, policy=SavePolicy(folder / "checkpoints", every), resume=resume)
 
     told: list[float] = []
 

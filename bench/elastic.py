@@ -52,6 +52,7 @@ from torch import Tensor, nn
 
 from bench.machine import machine
 from penstock.checkpoints import checkpoint
+from penstock.checkpoints.saver import SavePolicy
 from penstock.choose.choose import Choice, Joining
 from penstock.choose.run_windows import windows_of
 from penstock.cluster import Cluster
@@ -146,7 +147,7 @@ def task_of(choice: Choice, step: int, resume: Path | None, *, folder: Path) -> 
     graph, steps = choice.captured.graph, range(step, choice.job.num_steps)
     about = choice.captured, stages_of(choice.plan, graph), choice.job
     windows = windows_of(graph, choice.plan, steps, [])
-    return Task(*about, windows, checkpoints=folder / "checkpoints", resume=resume)
+    return Task(*about, windows, policy=SavePolicy(folder / "checkpoints"), resume=resume)
 
 
 # -- ours -----------------------------------------------------------------------------------------
@@ -211,7 +212,7 @@ class Killed:
         for plan, steps in ((self.plans[max(self.plans)], range(step)), (ran, range(step, STEPS))):
             windows = windows_of(way.captured.graph, plan, steps, [])
             about = way.captured, stages_of(plan, way.captured.graph), way.job, windows
-            task = Task(*about, checkpoints=folder, resume=middle)
+            task = Task(*about, policy=SavePolicy(folder), resume=middle)
             count = plan.total_ranks
             run_processes(partial(work, task), count, lambda told: None, groups=task.groups)
             middle = checkpoint.latest(folder)
@@ -323,7 +324,7 @@ def _usual(plan: Plan, basis: PlanBasis, folder: Path) -> Healthy:
     graph, own = way.captured.graph, plan.changed(commits=False, guard=None)
     windows = windows_of(graph, own, range(way.job.num_steps), [])
     about = way.captured, stages_of(own, graph), way.job, windows
-    usual = Task(*about, checkpoints=folder / "usual")
+    usual = Task(*about, policy=SavePolicy(folder / "usual"))
     run_processes(partial(work, usual), RANKS, clock, groups=usual.groups)
     return clock.healthy()
 

@@ -42,6 +42,7 @@ from torch import Tensor
 from bench.machine import machine
 from bench.models import Size, loss
 from penstock.checkpoints import checkpoint
+from penstock.checkpoints.saver import SavePolicy
 from penstock.choose.run_windows import windows_of
 from penstock.errors import RunError
 from penstock.files import write_text
@@ -180,7 +181,7 @@ def trained_loss(rule: Rule, rate: float, steps: int, seed: int) -> float:
     plan = plan_by_hand(graph, cuts, rule.schedule, **counts)
     windows = windows_of(graph, plan, range(steps), (steps,))
     with tempfile.TemporaryDirectory() as folder:
-        task = Task(captured, stages_of(plan, graph), job, windows, checkpoints=Path(folder))
+        task = Task(captured, stages_of(plan, graph), job, windows, policy=SavePolicy(Path(folder)))
         ranks = partial(work, task)
         try:
             run_threads(ranks, plan.total_ranks, lambda step: None, groups=task.groups)

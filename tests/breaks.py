@@ -5743,8 +5743,8 @@ BREAKS = (
     Break(
         "the whole model stays on each GPU",
         "runtime/worker.py",
-        "    set_aside(rank)\n    if task.checkpoints is not None and rank.rank == 0:\n",
-        "    if task.checkpoints is not None and rank.rank == 0:\n",
+        "    set_aside(rank)\n    if task.policy.folder is not None and rank.rank == 0:\n",
+        "    if task.policy.folder is not None and rank.rank == 0:\n",
         ("tests/rehearsal/test_train.py",),
         "a rank holds the model beside its stages for the whole run",
     ),

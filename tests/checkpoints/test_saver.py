@@ -543,7 +543,7 @@ def test_a_policy_that_keeps_nothing_is_refused():
 
 def test_the_policy_holds_beside_the_steps_too(tmp_path):
     def work(transport, report):
-        with saving(tmp_path, transport, Control(None), SavePolicy(Keep(1, 4))) as own:
+        with saving(tmp_path, transport, Control(None), SavePolicy(keep=Keep(1, 4))) as own:
             own.begin(state_of(0, 0))
             for step in range(1, 10):
                 own.save(step, state_of(0, step), waits=step == 9)

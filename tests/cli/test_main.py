@@ -70,7 +70,8 @@ def test_help_of_a_command_is_short_and_has_an_example(call: Call, name: str) ->
 @pytest.mark.parametrize("name", ENDS)
 def test_command_has_at_most_ten_flags(name: str) -> None:
     """`fleet advise` has one more: what a run of the job has measured; `fleet replay` the past on
-    which policies are fitted, `fleet predict` what ranks cost.
+    which policies are fitted, `fleet predict` what ranks cost.  `train` and `plan` have ten beside
+    `--json`, which each command has.
     """
     command = typer.main.get_command(app.app_of())
     for word in name.split():
@@ -82,6 +83,8 @@ def test_command_has_at_most_ten_flags(name: str) -> None:
         "fleet advise": 11,
         "fleet replay": 11,
         "fleet predict": 11,
+        "train": 11,
+        "plan": 11,
     }.get(name, 10)
     assert 1 <= len(flags) <= most
     assert "--json" in [opt for flag in flags for opt in flag.opts]

@@ -12,6 +12,7 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR
 
 from penstock.checkpoints import checkpoint
+from penstock.checkpoints.saver import SavePolicy
 from penstock.examine.examine import examine
 from penstock.examine.learning_rate import rate_of, replayed
 from penstock.job import Job
@@ -148,7 +149,7 @@ def test_so_do_replicas_without_a_plan(tmp_path):
     expected = plain_loop(job_of(fresh("exponential"))).weights
     for first, steps in ((0, 3), (3, STEPS - 3)):
         job, newest = replayed(job_of(fresh("exponential"))), checkpoint.latest(tmp_path)
-        task = EagerTask(job, first, steps, tmp_path, 0, newest)
+        task = EagerTask(job, first, steps, newest, policy=SavePolicy(tmp_path))
         run_processes(partial(work_eagerly, task), 1, lambda step: None)
     found = checkpoint.load(checkpoint.latest(tmp_path)).tensors
     assert differing(found, expected) == []

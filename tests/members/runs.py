@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from penstock.checkpoints import checkpoint
+from penstock.checkpoints.saver import SavePolicy
 from penstock.choose.choose import Choice, Joining
 from penstock.choose.run_windows import windows_of
 from penstock.cluster import Cluster
@@ -94,8 +95,7 @@ def task_of(
         stages_of(choice.plan, graph),
         choice.job,
         windows,
-        checkpoints=folder / "checkpoints",
-        checkpoint_every=every,
+        policy=SavePolicy(folder / "checkpoints", every),
         resume=resume,
     )
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from penstock.checkpoints import checkpoint
+from penstock.checkpoints.saver import SavePolicy
 from penstock.choose.run_windows import windows_of
 from penstock.pilot.losses import PlanBasis
 from penstock.plan import Guarding, Plan
@@ -122,7 +123,7 @@ def _in_peace(ways: PlanBasis, plan: Plan, steps: range, folder: Path, resume: P
     captured, job = ways.ways[0].captured, ways.ways[0].job
     windows = windows_of(captured.graph, plan, steps, [])
     about = captured, stages_of(plan, captured.graph), job, windows
-    task = Task(*about, checkpoints=folder, resume=resume)
+    task = Task(*about, policy=SavePolicy(folder), resume=resume)
     run_threads(partial(work, task), plan.total_ranks, lambda step: None, groups=task.groups)
 
 

@@ -53,7 +53,8 @@ def test_a_validation_that_a_death_broke_off_is_done_again(
         rank.report(StepResult(step - 1, None, 0.0, 0, validated={"val_loss": float(step)}))
 
     def task(*about: Any, **more: Any) -> Task:
-        return replace(task_of(*about, **more), validate_every=EVERY)
+        made = task_of(*about, **more)
+        return replace(made, policy=replace(made.policy, validate_every=EVERY))
 
     monkeypatch.setattr(worker, "_validate", validated)
     monkeypatch.setattr(runs, "task_of", task)

@@ -196,7 +196,7 @@ def test_processes_carry_buffers_too(run, tmp_path):
         tmp_path,
         lengths=(STEPS,),
         launcher=run_processes,
-        checkpoint_every=1,  # the sum is made four times
+        every=1,  # the sum is made four times
     )
     assert_those(found.weights, expected())
 

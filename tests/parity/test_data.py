@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from transformers import BatchEncoding
 
 from penstock.checkpoints import checkpoint
+from penstock.checkpoints.saver import SavePolicy
 from penstock.errors import JobError
 from penstock.graph.merge import merged
 from penstock.graph.trace import capture
@@ -146,7 +147,7 @@ def test_joined_micro_batches_are_those_that_were_read(data, tmp_path):
 
 def test_eager_ranks_read_what_a_plain_loop_reads(tmp_path):
     told = Steps(MICRO_BATCHES)
-    task = EagerTask(job_of(one_buffer_of_everybody), 0, STEPS, tmp_path)
+    task = EagerTask(job_of(one_buffer_of_everybody), 0, STEPS, policy=SavePolicy(tmp_path))
     run_processes(partial(work_eagerly, task), 2, told.add)
     assert_trained(checkpoint.load(checkpoint.latest(tmp_path)).tensors, plain())
 
@@ -163,7 +164,7 @@ def test_one_eager_rank_is_the_plain_loop_also_where_its_loss_writes_into_a_data
         return loss(model, batch)
 
     told = Steps(MICRO_BATCHES)
-    task = EagerTask(job_of(rows(), doubling), 0, STEPS, tmp_path)
+    task = EagerTask(job_of(rows(), doubling), 0, STEPS, policy=SavePolicy(tmp_path))
     run_processes(partial(work_eagerly, task), 1, told.add)
     scaled = (Pair(p.x * 2 ** (1 + k // MICRO_BATCHES), p.y) for k, p in enumerate(rows()(0)))
     found = checkpoint.load(checkpoint.latest(tmp_path)).tensors

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from penstock.checkpoints import checkpoint
+from penstock.checkpoints.saver import SavePolicy
 from penstock.errors import CheckpointError, GraphError, JobError, RunError
 from penstock.examine.examine import examine
 from penstock.graph.code import SeededRandom, micro_batch_seed
@@ -54,7 +55,7 @@ def choosing(optimizer="adamw", **options):
 
 def train(job, folder, ranks, *, first_step=0, steps=STEPS, **options) -> Trained:
     told = Steps(job.micro_batches)
-    task = EagerTask(job, first_step, steps, folder, **options)
+    task = EagerTask(job, first_step, steps, policy=SavePolicy(folder), **options)
     results = run_processes(partial(work_eagerly, task), ranks, told.add)
     assert [len(result.window_s) for result in results] == [steps] * ranks
     assert [len(r.spans) for r in results] == [MICRO_BATCHES // ranks + 2] * ranks
@@ -104,7 +105,7 @@ def test_scheduler_has_come_to_a_step_before_its_forward_pass(tmp_path):
         seen.append(Counts.steps)
         return job.loss(model, batch)
 
-    task = EagerTask(replace(job, loss=loss), 0, 3, tmp_path)
+    task = EagerTask(replace(job, loss=loss), 0, 3, policy=SavePolicy(tmp_path))
     run_threads(partial(work_eagerly, task), 1, lambda told: None)
     assert seen == [0] * MICRO_BATCHES + [1] * MICRO_BATCHES + [2] * MICRO_BATCHES
 
@@ -348,7 +349,7 @@ def test_layer_that_thaws_in_a_later_step_learns_from_then_on(by, tmp_path):
     """Fine-tuning: the body is frozen first, and let learn once the head has settled."""
     job = thawing(by)
     told = Steps(job.micro_batches)
-    task = EagerTask(job, 0, STEPS, tmp_path)
+    task = EagerTask(job, 0, STEPS, policy=SavePolicy(tmp_path))
     run_threads(partial(work_eagerly, task), 1, told.add)
     newest = checkpoint.latest(tmp_path)
     assert newest is not None

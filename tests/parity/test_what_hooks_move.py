@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from penstock.checkpoints import checkpoint
+from penstock.checkpoints.saver import SavePolicy
 from penstock.errors import PenstockError
 from penstock.examine.examine import examine
 from penstock.job import Job
@@ -110,7 +111,7 @@ def by_a_plan(job: Job, folder, launcher, **options) -> checkpoint.Checkpoint:
 def eagerly(job: Job, folder, ranks: int, laws=None) -> checkpoint.Checkpoint:
     for first, steps in ((0, DONE), (DONE, STEPS - DONE)):
         resume = checkpoint.latest(folder)
-        task = EagerTask(job, first, steps, folder, 0, resume, laws=laws or {})
+        task = EagerTask(job, first, steps, resume, laws or {}, policy=SavePolicy(folder))
         run_processes(partial(work_eagerly, task), ranks, lambda step: None)
     return checkpoint.load(checkpoint.latest(folder))
 

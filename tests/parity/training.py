@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from penstock.checkpoints import checkpoint
-from penstock.checkpoints.saver import Saver, State
+from penstock.checkpoints.saver import SavePolicy, Saver, State
 from penstock.graph.trace import Capture, build
 from penstock.job import Job
 from penstock.plan import Plan, is_asynchronous
@@ -56,9 +56,10 @@ def train(
     folder: Path,
     lengths: Sequence[int] = (3,),
     launcher: Launcher = run_threads,
+    every: int = 0,
     **options: object,
 ) -> Outcome:
-    """Train windows of `lengths` steps; checkpoints go to `folder`."""
+    """Train windows of `lengths` steps; checkpoints go to `folder`, one `every` so many steps."""
     graph, plan = run.captured.graph, run.plan
     parts = options.pop("windows", None) or windows(run, lengths)
     task = Task(
@@ -66,7 +67,7 @@ def train(
         stages_of(plan, graph),
         run.job,
         parts if isinstance(parts, Windows) else listed(parts),
-        checkpoints=folder,
+        policy=SavePolicy(folder, every),
         **options,
     )
     steps = Steps(plan.step_micro_batches)

@@ -26,6 +26,7 @@ from torch import nn
 import penstock as ps
 from penstock.checkpoints import checkpoint
 from penstock.checkpoints.control import LocalBoard
+from penstock.checkpoints.saver import SavePolicy
 from penstock.choose.prepare import joined_step
 from penstock.choose.run_windows import windows_of
 from penstock.errors import PlanError, RunError
@@ -74,7 +75,7 @@ def kept(case: Planned, folder: Path, steps: int = 4, share: Callable[[], bool] 
         stages_of(plan, graph),
         merged(case.job, plan.terms.joined, case.captured.batch.division),
         repeated(lower_plan(plan, graph), range(steps)),
-        checkpoints=folder / "checkpoints",
+        policy=SavePolicy(folder / "checkpoints"),
         joined=plan.terms.joined,
         audits=Audits(folder / HIDDEN, share),
     )
@@ -89,7 +90,7 @@ def windows_kept(case: Planned, folder: Path, steps: int = 10) -> None:
         stages_of(plan, graph),
         merged(case.job, plan.terms.joined),
         windows_of(graph, plan, range(steps), [100]),
-        checkpoints=folder / "checkpoints",
+        policy=SavePolicy(folder / "checkpoints"),
         audits=Audits(folder / HIDDEN, lambda: True),
     )
     run_threads(partial(work, task), plan.total_ranks, lambda step: None, groups=task.groups)
@@ -217,7 +218,7 @@ def test_a_window_of_another_plan_is_not_audited(tmp_path):
 def test_eager_replicas_keep_their_steps_too(tmp_path):
     job = job_of("tied", EXACT, "adamw", clip_norm=0.1, micro_batches=4)
     audits = Audits(tmp_path / HIDDEN, lambda: True)
-    task = EagerTask(job, 0, 3, tmp_path / "checkpoints", 100, audits=audits)
+    task = EagerTask(job, 0, 3, policy=SavePolicy(tmp_path / "checkpoints", 100), audits=audits)
     run_processes(partial(work_eagerly, task), 2, lambda step: None)
     rows = audited_by(Case(job, (0,), owners=owners_of_replicas(job, 2)), tmp_path)
     assert [(row.step, row.problem) for row in rows] == [(0, ""), (2, "")]
@@ -238,7 +239,7 @@ def test_a_window_that_the_board_asks_for_is_kept(tmp_path):
             stages_of(plan, graph),
             case.job,
             repeated(lower_plan(plan, graph), range(6)),
-            checkpoints=tmp_path / "checkpoints",
+            policy=SavePolicy(tmp_path / "checkpoints"),
             board=board,
             audits=Audits(tmp_path / HIDDEN, lambda: False),
         )

@@ -16,6 +16,7 @@ import torch
 from torch.optim import SGD
 
 from penstock.checkpoints import checkpoint
+from penstock.checkpoints.saver import SavePolicy
 from penstock.checkpoints.snapshot import Snapshot
 from penstock.job import Job
 from penstock.plan import is_asynchronous
@@ -265,9 +266,9 @@ def test_slow_checkpoints_count_as_such_unless_there_is_only_the_last(case, tmp_
     for place, name in ((checkpoint, "finish"), (Snapshot, "take")):
         monkeypatch.setattr(place, name, slowed(getattr(place, name)))
     every = 2 if case.schedule == "double_buffered" else 1
-    often, _ = run_case(case, checkpoints=tmp_path / "often", checkpoint_every=every)
+    often, _ = run_case(case, policy=SavePolicy(tmp_path / "often", every))
     assert max(often.of("checkpoint")) >= 0.2 / often.num_steps
-    last, _ = run_case(case, checkpoints=tmp_path / "once")
+    last, _ = run_case(case, policy=SavePolicy(tmp_path / "once"))
     assert last.of("checkpoint") == (0.0,) * last.num_ranks
     assert min(last.of("once")) > 0.2
 
@@ -289,7 +290,7 @@ def test_faults_are_named_where_ranks_are_processes(fault, cause, ranks):
 
 
 def test_run_that_is_resumed_counts_its_own_steps(tmp_path):
-    run_case(Case(), checkpoints=tmp_path)
+    run_case(Case(), policy=SavePolicy(tmp_path))
     newest = checkpoint.latest(tmp_path)
     more = {"resume": newest, "first_step": 2}
     found, _ = run_case(Case(), slow={0: FAULT_S}, **more)
@@ -349,7 +350,7 @@ def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_call_counts_for_its_part(schedule, seconds, monkeypatch, tmp_path):
     """A call is a second, and more where it looks at the clock itself: reading twice, an update."""
     ticking(monkeypatch)
-    found, _ = run_case(Case(schedule, 1, windows=4), checkpoints=tmp_path, checkpoint_every=2)
+    found, _ = run_case(Case(schedule, 1, windows=4), policy=SavePolicy(tmp_path, 2))
     assert found.num_steps == 3  # the first one is warm-up
     own = {part: found.of(part)[0] for part in PARTS}
     assert {part: own[part] for part in seconds} == seconds
@@ -377,7 +378,7 @@ def test_waiting_for_a_late_rank_is_told_from_handing_over():
 
 def test_eager_run_is_broken_down_too(tmp_path):
     job = replace(slow_loader(job_of("frozen", torch.float32)), micro_batches=4)
-    task = eager.EagerTask(job, 0, 3, tmp_path, 1)
+    task = eager.EagerTask(job, 0, 3, policy=SavePolicy(tmp_path, 1))
     results = run_processes(partial(eager.work_eagerly, task), 2, lambda step: None)
     found = outcome_of(results, Steps(4), {}).breakdown
     check_sums(found, results)

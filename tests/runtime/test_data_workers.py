@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 from penstock import _compat
 from penstock.batches import batches
 from penstock.checkpoints import checkpoint
+from penstock.checkpoints.saver import SavePolicy
 from penstock.errors import RunError
 from penstock.job import Job
 from penstock.processes.lost_readers import LostReaders
@@ -66,7 +67,9 @@ def job_of(dataset: Samples) -> Job:
 
 def run(job: Job, steps: int, folder: Path | None = None, ranks: int = 2) -> Steps:
     told = Steps(job.micro_batches)
-    run_processes(partial(work_eagerly, EagerTask(job, 0, steps, folder)), ranks, told.add)
+    run_processes(
+        partial(work_eagerly, EagerTask(job, 0, steps, policy=SavePolicy(folder))), ranks, told.add
+    )
     return told
 
 

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.optim import SGD
 
 from penstock.checkpoints import checkpoint, folders
+from penstock.checkpoints.saver import SavePolicy
 from penstock.errors import JobError
 from penstock.graph.graph import Graph
 from penstock.graph.trace import capture
@@ -106,15 +107,14 @@ def run(own: Job, folder: Path, *, schedule="one_f_one_b", stages=2, replicas=1,
         stages_of(plan, captured.graph),
         own,
         listed(windows),
-        checkpoints=folder,
-        checkpoint_every=2,  # which adds up what replicas wrote into buffers
-        validate_every=own.validate_every or 0,
+        # every second step: one adds up what replicas wrote into buffers
+        policy=SavePolicy(folder, 2, own.validate_every or 0),
     )
     return _results(own, folder, partial(work, task), plan.total_ranks, launcher)
 
 
 def run_eagerly(own: Job, folder: Path, ranks: int = 2):
-    task = EagerTask(own, 0, STEPS, folder, 2, validate_every=own.validate_every or 0)
+    task = EagerTask(own, 0, STEPS, policy=SavePolicy(folder, 2, own.validate_every or 0))
     return _results(own, folder, partial(work_eagerly, task), ranks, run_processes)
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
+from penstock.checkpoints.saver import SavePolicy
 from penstock.errors import RunError
 from penstock.graph.trace import capture
 from penstock.job import Job
@@ -84,12 +85,12 @@ def planned(own: Job, folder: Path, *, stages: int, replicas: int, launcher) -> 
     program = lower_plan(plan, captured.graph)
     windows = tuple((program, step) for step in range(4))
     parts = stages_of(plan, captured.graph)
-    task = Task(captured, parts, own, listed(windows), checkpoints=folder / "checkpoints")
+    task = Task(captured, parts, own, listed(windows), policy=SavePolicy(folder / "checkpoints"))
     return caught(own, folder, lambda end, tell: work(task, end, tell), plan.total_ranks, launcher)
 
 
 def eagerly(own: Job, folder: Path, ranks: int = 2) -> RunError:
-    task = EagerTask(own, 0, 4, folder / "checkpoints")
+    task = EagerTask(own, 0, 4, policy=SavePolicy(folder / "checkpoints"))
     return caught(
         own, folder, lambda end, tell: work_eagerly(task, end, tell), ranks, run_processes
     )
@@ -190,7 +191,7 @@ def test_what_cannot_be_repeated_is_said_to_be_so(tmp_path: Path) -> None:
     def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         return model(batch["x"]).mean() * next(times, 1.0)
 
-    task = EagerTask(job(loss=loss), 0, 4, tmp_path / "checkpoints")
+    task = EagerTask(job(loss=loss), 0, 4, policy=SavePolicy(tmp_path / "checkpoints"))
     error = caught(
         job(), tmp_path, lambda end, tell: work_eagerly(task, end, tell), 1, run_processes
     )
@@ -198,7 +199,7 @@ def test_what_cannot_be_repeated_is_said_to_be_so(tmp_path: Path) -> None:
 
 
 def test_a_run_whose_numbers_are_finite_leaves_nothing(tmp_path: Path) -> None:
-    task = EagerTask(job(), 0, 2, tmp_path)
+    task = EagerTask(job(), 0, 2, policy=SavePolicy(tmp_path))
     run_processes(lambda end, tell: work_eagerly(task, end, tell), 1, lambda step: None)
     assert [path.name for path in tmp_path.iterdir()] == ["step-000002"]
     other = RunError("of another kind")

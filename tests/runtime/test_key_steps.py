@@ -13,6 +13,7 @@ import penstock as ps
 from penstock.batches import ReadNumbers
 from penstock.batches.one_key import job_of_key, keys_of
 from penstock.checkpoints import checkpoint
+from penstock.checkpoints.saver import SavePolicy
 from penstock.choose.choose import Choice, Machines
 from penstock.choose.joined_counts import ways_to_divide, ways_to_join
 from penstock.choose.keys import with_keys
@@ -102,7 +103,7 @@ def task_of(job: ps.Job, plans, folder: Path, steps: range, resume: Path | None 
         stages_of(plan, captures[0].graph),
         job,
         windows,
-        checkpoints=folder,
+        policy=SavePolicy(folder),
         keys=tuple(others),
         resume=resume,
     )
@@ -113,7 +114,7 @@ def ran(task: Task) -> tuple[list[float], dict[str, torch.Tensor]]:
     ranks = task.windows.programs[0].num_ranks
     results = run_threads(partial(work, task), ranks, steps.add, groups=task.groups)
     assert not any(result.noise.small for result in results)  # micro-batches are of unlike sizes
-    newest = checkpoint.latest(task.checkpoints)
+    newest = checkpoint.latest(task.policy.folder)
     losses = [step.loss for step in sorted(steps.finished, key=lambda step: step.step)]
     return losses, dict(checkpoint.load(newest).tensors)
 

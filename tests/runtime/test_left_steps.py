@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from penstock.checkpoints import checkpoint
+from penstock.checkpoints.saver import SavePolicy
 from penstock.choose.run_windows import windows_of
 from penstock.errors import AloneError, BatchMisfitError, RunError
 from penstock.job import Job
@@ -53,7 +54,7 @@ def task_of(name: str, folder: Path, stages: int, replicas: int) -> Task:
         failing(runs.job_of(name), plan.total_ranks),
         windows,
     )
-    return Task(*about, checkpoints=folder)
+    return Task(*about, policy=SavePolicy(folder))
 
 
 def fails(task: Task, count: int, run: Callable[..., Any]) -> None:

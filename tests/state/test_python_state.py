@@ -15,6 +15,7 @@ from torch.optim import SGD
 
 from penstock.batches import InOrder
 from penstock.checkpoints import checkpoint
+from penstock.checkpoints.saver import SavePolicy
 from penstock.errors import CheckpointError, JobError
 from penstock.job import Job
 from penstock.prove.plain import Plain
@@ -150,7 +151,7 @@ def test_what_cannot_be_saved_is_named():
 def eagerly(make, folder: Path, parts=((0, 3), (3, STEPS - 3))) -> checkpoint.Checkpoint:
     """Train in parts, each with a job of its own."""
     for first, steps in parts:
-        task = EagerTask(make(), first, steps, folder, 0, checkpoint.latest(folder))
+        task = EagerTask(make(), first, steps, checkpoint.latest(folder), policy=SavePolicy(folder))
         run_processes(partial(work_eagerly, task), 1, lambda step: None)
     return checkpoint.load(checkpoint.latest(folder))
 

@@ -16,7 +16,7 @@ import math
 import secrets
 import statistics
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -63,13 +63,36 @@ class Saves:
 
 @dataclass(frozen=True, slots=True)
 class SavePolicy:
-    """Which checkpoints stay, and when they are due.
+    """Where checkpoints are written, when they are due, and which of them stay.
 
-    mtbf_s:  mean seconds between failures, by which they are due; None: they are due otherwise.
+    folder:          of all of them; None: none is written.
+    every:           steps after which one is due, at the end of a window; one is at the end of all.
+    validate_every:  steps after which one is due and validated; 0: never.
+    every_s:         seconds after which one is due besides.
+    mtbf_s:          mean seconds between failures, by which they are due; None: they are not.
     """
 
+    folder: Path | None = None
+    every: int = 0
+    validate_every: int = 0
+    every_s: float | None = None
     keep: folders.Keep = folders.Keep()  # noqa: RUF009 - a frozen record
     mtbf_s: float | None = None
+
+    def writes_aside(self, ends: Iterable[int]) -> bool:
+        """Return whether one may be due at one of some steps for which nothing waits.
+
+        ends:  of windows, but for the last.
+        """
+        if self.every_s is not None or self.mtbf_s is not None:
+            return True
+        due = (step for step in ends if is_due(step, self.every))
+        return any(not is_due(step, self.validate_every) for step in due)
+
+
+def is_due(step: int, every: int) -> bool:
+    """Return whether something that is done every so many steps, or never, is done after `step`."""
+    return every > 0 and step % every == 0
 
 
 def interval_s(cost_s: float, mtbf_s: float, written_s: float = 0.0) -> float:

@@ -27,7 +27,7 @@ from torch import Tensor
 from penstock.checkpoints import checkpoint
 from penstock.checkpoints.checkpoint import Checkpoint
 from penstock.checkpoints.control import Control
-from penstock.checkpoints.saver import Saver
+from penstock.checkpoints.saver import Saver, is_due
 from penstock.device import here
 from penstock.errors import PenstockError, RunError
 from penstock.heap import keep_freed_memory
@@ -322,7 +322,7 @@ class RunMember:
         """
         is_in_steps = self._begun == view.generation and view.fails is None
         vote = self._vote if is_in_steps else None
-        folder = self.pilot.task(view).checkpoints
+        folder = self.pilot.task(view).policy.folder
         is_own = is_own_fault(problem) and len(self.mesh.members) > 1
         if is_own or not may_be_saved(problem, vote, self._state.done, folder):
             if isinstance(problem, PenstockError):
@@ -365,10 +365,10 @@ class RunMember:
         bound, program = _bound(rank, task), task.windows.programs[0]
         came = self._load(view, rank)
         guard, more = self._guarded(rank, program, view.step)
-        if task.checkpoints is not None and position == 0:
+        if task.policy.folder is not None and position == 0:
             if view.generation == 1:  # later ones may be completing what was begun
-                checkpoint.discard(task.checkpoints)
-            forget(task.checkpoints)
+                checkpoint.discard(task.policy.folder)
+            forget(task.policy.folder)
         self._hold(rank, view.step, keep=True)
         everyone = tuple(range(transport.num_ranks))  # all have what they need when this is over
         came = sum(map(int, transport.all_gather_bytes(str(came + more).encode(), everyone)))
@@ -383,7 +383,7 @@ class RunMember:
         self._begins(view, steps)
         held = partial(worker.held_tensors, rank)
         try:
-            with leaving(task.checkpoints, transport, rank.peers, held):
+            with leaving(task.policy.folder, transport, rank.peers, held):
                 return steps.run(self, note)
         finally:
             self._slow = self._slowness(steps)
@@ -415,12 +415,12 @@ class RunMember:
         self, task: Task, transport: Transport, view: View, before: View | None
     ) -> Saver | None:
         """Return what writes this member's checkpoints, in this generation as in those before."""
-        if task.checkpoints is None:
+        if task.policy.folder is None:
             return None
         if self._saver is None:
-            self._saver = Saver(task.checkpoints, transport, Control(None), task.policy)
-        is_due = before is not None and worker.is_due(view.step, task.checkpoint_every)
-        due = view.step if is_due and not view.resume else None
+            self._saver = Saver(task.policy.folder, transport, Control(None), task.policy)
+        is_saved = before is not None and is_due(view.step, task.policy.every)
+        due = view.step if is_saved and not view.resume else None
         self._saver.enter(transport, partial(self._check, view), view.generation, due=due)
         return self._saver
 
@@ -605,10 +605,10 @@ class RunMember:
         """Return whether the step before a view was to be validated, and nobody has heard of it."""
         if decided.resume or decided.step >= self.pilot.last_step:
             return False  # of the last step it is done anyway
-        every = self.pilot.task(view).validate_every
+        every = self.pilot.task(view).policy.validate_every
         told = (halt.validated for halt in self.mesh.stopped.values())
         is_heard = max(told, default=-1) >= decided.step - 1
-        return worker.is_due(decided.step, every) and not is_heard
+        return is_due(decided.step, every) and not is_heard
 
     def _check_ahead(self, view: View) -> None:
         """Raise where this member has made the update of a step that a view begins with.
@@ -741,11 +741,11 @@ class RunMember:
 
     def _wants_checkpoint(self, task: Task) -> bool:
         """Return whether one is due by the clock, or was dropped with a generation."""
-        saver, every_s = self._saver, task.every_s
+        saver, every_s = self._saver, task.policy.every_s
         if saver is None:
             return False
-        is_due = every_s is not None and time.monotonic() - self._saved_s >= every_s
-        return saver.has_lapsed or (self.is_first and is_due and not saver.is_put_off())
+        is_late = every_s is not None and time.monotonic() - self._saved_s >= every_s
+        return saver.has_lapsed or (self.is_first and is_late and not saver.is_put_off())
 
     def _wants_audit(self, task: Task) -> bool:
         """Return whether a step is asked for that was not kept yet."""

@@ -226,7 +226,7 @@ class Replanner:
 
         windows, choice = self._told(step, transport), self.choice
         self._planned += 1
-        assert task.checkpoints is not None, "who else could ask for another plan"
+        assert task.policy.folder is not None, "who else could ask for another plan"
         stages = stages_of(choice.plan, choice.captured.graph)
         is_rounded = bool(choice.job.sums) or choice.plan.terms.rounds
         return replace(
@@ -236,7 +236,7 @@ class Replanner:
             stages=stages,
             job=choice.job,
             windows=windows,
-            resume=folder_of(task.checkpoints, step),
+            resume=folder_of(task.policy.folder, step),
             memory_window=memory_window(windows),
             joined=choice.plan.terms.joined,
             first_edge=task.first_edge + len(task.stages.edges),

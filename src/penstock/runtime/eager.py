@@ -25,7 +25,7 @@ from penstock.batches.in_order import InOrder
 from penstock.batches.reads import ReadNumbers
 from penstock.checkpoints import checkpoint
 from penstock.checkpoints.control import Board, Control, Do
-from penstock.checkpoints.saver import SavePolicy, Saver, Saves, State, saving
+from penstock.checkpoints.saver import SavePolicy, Saver, Saves, State, is_due, saving
 from penstock.device import here
 from penstock.errors import AloneError, CheckpointError, JobError, PenstockError
 from penstock.graph.code import SeededRandom, micro_batch_seed
@@ -51,7 +51,7 @@ from penstock.runtime.finite import (
 from penstock.runtime.meter import Meter
 from penstock.runtime.reader import Reader, ReadOrder
 from penstock.runtime.validate import is_out_of_patience, lent, validate, weights_of
-from penstock.runtime.worker import RankResult, Report, is_due, is_validated
+from penstock.runtime.worker import RankResult, Report, is_validated
 from penstock.state.carried_buffers import Carried, in_order
 from penstock.state.laws.buffers import Laws, buffer_laws
 from penstock.state.laws.norms import ALONE, as_often
@@ -86,12 +86,8 @@ class EagerTask:
     job: Job
     first_step: int
     num_steps: int
-    checkpoints: Path | None = None
-    checkpoint_every: int = 0
     resume: Path | None = None
     laws: Laws | None = None
-    validate_every: int = 0
-    every_s: float | None = None
     board: Board | None = None
     policy: SavePolicy = SavePolicy()  # noqa: RUF009 - a frozen record
     audits: Audits | None = None
@@ -122,8 +118,8 @@ def work_eagerly(task: EagerTask, transport: Transport, report: Report) -> RankR
     transport.barrier()
     meter = Meter(transport)
     with (
-        leaving(task.checkpoints, transport, (rank.rank,), rank.held),
-        saving(task.checkpoints, transport, rank.control, task.policy) as rank.saver,
+        leaving(task.policy.folder, transport, (rank.rank,), rank.held),
+        saving(task.policy.folder, transport, rank.control, task.policy) as rank.saver,
     ):
         spans, seconds = _run_steps(task, rank, meter, report)
     tells = not here().is_queued and meter.num_steps > 0
@@ -201,24 +197,24 @@ def _done(task: EagerTask, rank: "EagerRank", meter: Meter, report: Report, step
     is_over = is_last or do == "stop"
     if do == "audit":
         rank.control.audited()
-    if task.checkpoints is None or rank.saver is None:
+    if task.policy.folder is None or rank.saver is None:
         return "stop" if is_over else do
     rank.saver.check()
-    validates = do != "stop" and is_validated(step, task.validate_every, is_last=is_last)
-    if is_over or validates or do == "save" or is_due(step, task.checkpoint_every):
+    validates = do != "stop" and is_validated(step, task.policy.validate_every, is_last=is_last)
+    if is_over or validates or do == "save" or is_due(step, task.policy.every):
         with meter.checkpoint(is_last=is_over), rank.saver.timed():
             rank.join_buffers(step)
             check_weights(rank.parameters, step)
             state = rank.state() if rank.rank == 0 else None
             rank.saver.save(step, state, waits=is_over or validates)
             if validates:
-                own = task.job, rank.transport, task.checkpoints, step
+                own = task.job, rank.transport, task.policy.folder, step
                 best = task.policy.keep.best
                 with lent(rank.model, weights_of(task.job, state[0] if state else {})) as model:
                     found = validate(*own, lambda: model, keeps_best=best)
                 if rank.rank == 0:
                     report(StepResult(step - 1, None, 0.0, 0, validated=found))
-                is_over = is_over or is_out_of_patience(task.job, task.checkpoints, step)
+                is_over = is_over or is_out_of_patience(task.job, task.policy.folder, step)
         rank.control.saved()
     if step == task.first_step + 1 and _is_saved_on_the_way(task):
         with meter.checkpoint(is_last=True):
@@ -229,10 +225,7 @@ def _done(task: EagerTask, rank: "EagerRank", meter: Meter, report: Report, step
 def _is_saved_on_the_way(task: EagerTask) -> bool:
     """Return whether a checkpoint is due before the last step, for which nothing waits."""
     due = range(task.first_step + 1, task.first_step + task.num_steps)
-    aside = (step for step in due if not is_due(step, task.validate_every))
-    if task.every_s is not None or task.policy.mtbf_s is not None:
-        return True
-    return any(is_due(step, task.checkpoint_every) for step in aside)
+    return task.policy.writes_aside(due)
 
 
 def _trained(task: EagerTask) -> nn.Module:
@@ -261,7 +254,7 @@ class EagerRank:
         if (way.holds_back or way.averages) and transport.num_ranks > 1:
             message = f"sums as {task.job.sums} need a plan, and the job is trained without one"
             raise JobError(message, hint="take sums in bfloat16, or 1 rank")
-        self.control = Control(task.board, task.every_s)
+        self.control = Control(task.board, task.policy.every_s)
         self.saver: Saver | None = None
         self.model = _trained(task)
         self.named = dict(self.model.named_parameters())
@@ -287,9 +280,9 @@ class EagerRank:
         self.others: list[str] = []  # what forward is not to write
         self.norms: dict[str, int] = {}  # whose calls are what the laws of buffers rest on
         self.written = None if self.alone else self._carried(laws or {})
-        if task.checkpoints is not None and self.rank == 0:
-            checkpoint.discard(task.checkpoints)
-            forget(task.checkpoints)
+        if task.policy.folder is not None and self.rank == 0:
+            checkpoint.discard(task.policy.folder)
+            forget(task.policy.folder)
 
     def step(self, step: int) -> float:
         """Return the mean loss of this rank's micro-batches; `marks` are then those of the step."""

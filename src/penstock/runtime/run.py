@@ -15,7 +15,7 @@ from pathlib import Path
 from torch import Tensor
 
 from penstock.checkpoints import checkpoint
-from penstock.checkpoints.saver import Saves
+from penstock.checkpoints.saver import SavePolicy, Saves
 from penstock.errors import RunError
 from penstock.graph.code import function_of
 from penstock.graph.stages import Stages
@@ -118,7 +118,7 @@ def run(  # noqa: PLR0913 - what a run is made of
             stages=stages,
             job=job,
             windows=windows,
-            checkpoints=Path(folder),
+            policy=SavePolicy(Path(folder)),
             memory_window=None if launcher is run_threads else windows.count(2) - 1,
             function_of=make,
             compiled=compiled and emulate is None,

@@ -22,7 +22,7 @@ from penstock import _compat
 from penstock._compat import MemoryEvent
 from penstock.checkpoints import checkpoint
 from penstock.checkpoints.control import Board, Control, Do
-from penstock.checkpoints.saver import SavePolicy, Saver, Saves, State, saving
+from penstock.checkpoints.saver import SavePolicy, Saver, Saves, State, is_due, saving
 from penstock.checkpoints.saver import save as save
 from penstock.device import here, of
 from penstock.errors import RunError
@@ -78,11 +78,7 @@ class Task:
     """What every rank of a run has to do.
 
     windows:           which programs run, from which step on.
-    checkpoints:       folder for checkpoints, or None; one at the end of every window that ends
-                       at a multiple of `checkpoint_every` steps, and at the end of all.
-    validate_every:    steps after which a checkpoint is due and validated; 0: never.
-    every_s:           seconds after which a checkpoint is due besides.
-    policy:            which checkpoints stay, and whether failures say when they are due.
+    policy:            where checkpoints are written, when they are due, and which stay.
     board:             where ranks agree on that, and are asked to stop after a checkpoint.
     resume:            checkpoint to start from.
     function_of:       makes a segment's function; another one emulates it.
@@ -110,10 +106,6 @@ class Task:
     stages: Stages
     job: Job
     windows: Windows
-    checkpoints: Path | None = None
-    checkpoint_every: int = 0
-    validate_every: int = 0
-    every_s: float | None = None
     policy: SavePolicy = SavePolicy()  # noqa: RUF009 - a frozen record
     board: Board | None = None
     resume: Path | None = None
@@ -261,7 +253,7 @@ def work(task: Task, transport: Transport, report: Report) -> RankResult:
     if not here().is_cpu:  # a proof had its ranks in this process, and cycles keep their memory
         gc.collect()
     _agree(task, transport)
-    control = Control(task.board, task.every_s)
+    control = Control(task.board, task.policy.every_s)
     while True:
         start = time.perf_counter()
         with telling_what_is_held(transport.rank, task.predicted_bytes):
@@ -293,9 +285,9 @@ def _worked(
             rank.optimizers.may_resume()
         rank.load(state)
     set_aside(rank)
-    if task.checkpoints is not None and rank.rank == 0:
-        checkpoint.discard(task.checkpoints)
-        forget(task.checkpoints)
+    if task.policy.folder is not None and rank.rank == 0:
+        checkpoint.discard(task.policy.folder)
+        forget(task.policy.folder)
     transport.barrier()
     if task.guide is not None:
         task.guide.begun(rank.rank, time.perf_counter() - start_s)
@@ -303,9 +295,9 @@ def _worked(
     watch.keeper = keeper
     watch.bound.append(bound)
     with (
-        leaving(task.checkpoints, transport, rank.peers, partial(held_tensors, rank)),
-        leaving_steps(task.checkpoints, rank, *_left_by(task, watch)),
-        saving(task.checkpoints, transport, control, task.policy) as watch.saver,
+        leaving(task.policy.folder, transport, rank.peers, partial(held_tensors, rank)),
+        leaving_steps(task.policy.folder, rank, *_left_by(task, watch)),
+        saving(task.policy.folder, transport, control, task.policy) as watch.saver,
     ):
         last = _run_windows(task, watch, bound)
         if keeper is not None:
@@ -499,12 +491,12 @@ def save_due(task: Task, watch: "WindowRunner", step: int, do: Do, *, is_last: b
     Every rank calls it, with the same arguments.
     """
     rank, saver = watch.rank, watch.saver
-    if task.checkpoints is None or saver is None:
+    if task.policy.folder is None or saver is None:
         return False
     saver.check()
     is_stopped = do == "stop" and not is_last
-    validates = not is_stopped and is_validated(step, task.validate_every, is_last=is_last)
-    if do in ("go", "probe", "audit") and not validates and not is_due(step, task.checkpoint_every):
+    validates = not is_stopped and is_validated(step, task.policy.validate_every, is_last=is_last)
+    if do in ("go", "probe", "audit") and not validates and not is_due(step, task.policy.every):
         return False
     with watch.meter.checkpoint(is_last=do == "stop"), saver.timed():
         rank.settle()
@@ -512,8 +504,8 @@ def save_due(task: Task, watch: "WindowRunner", step: int, do: Do, *, is_last: b
         waits = validates or do in ("stop", "plan")
         saver.save(step, state_of(rank, step), waits=waits)
         if validates:
-            _validate(task, rank, task.checkpoints, step)
-            watch.is_over = is_out_of_patience(task.job, task.checkpoints, step)
+            _validate(task, rank, task.policy.folder, step)
+            watch.is_over = is_out_of_patience(task.job, task.policy.folder, step)
     return True
 
 
@@ -538,20 +530,10 @@ def is_validated(step: int, every: int, *, is_last: bool) -> bool:
     return is_due(step, every) or (every > 0 and is_last)
 
 
-def is_due(step: int, every: int) -> bool:
-    """Return whether something that is done every so many steps, or never, is done after `step`."""
-    return every > 0 and step % every == 0
-
-
 def is_saved_on_the_way(task: Task) -> bool:
     """Return whether a checkpoint is due before the last step, for which nothing waits."""
-    if task.every_s is not None or task.policy.mtbf_s is not None:
-        return True
-    if not task.checkpoint_every:
-        return False
     ends = (step + program.num_steps for program, step in task.windows)
-    due = (end for end, _ in pairwise(ends) if is_due(end, task.checkpoint_every))
-    return any(not is_due(end, task.validate_every) for end in due)
+    return task.policy.writes_aside(end for end, _ in pairwise(ends))
 
 
 def state_of(rank: Rank, step: int) -> State | None:

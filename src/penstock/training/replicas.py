@@ -189,18 +189,22 @@ def _task(session: "Session", own: Replicas, board: "Board") -> "EagerTask":
     from penstock.checkpoints.saver import SavePolicy
     from penstock.runtime.eager import EagerTask
 
+    every = session.asked.every
     return EagerTask(
         in_one_process(session.job) if own.found.one_process else session.job,
         own.first_step,
         session.num_steps - own.first_step,
-        session.folder / "checkpoints",
-        session.asked.every.steps,
         own.checkpoint,
         laws=own.found.laws,
-        validate_every=session.job.validate_every or 0,
-        every_s=session.asked.every.seconds,
         board=board,
-        policy=SavePolicy(session.asked.keep, session.asked.every.mtbf_s),
+        policy=SavePolicy(
+            session.folder / "checkpoints",
+            every.steps,
+            session.job.validate_every or 0,
+            every.seconds,
+            session.asked.keep,
+            every.mtbf_s,
+        ),
         audits=None if own.num_ranks == 1 else audited_run.audits_of(session, None),
         forgets=session.care.forget,
     )

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.checkpoints import checkpoint
+from penstock.checkpoints.saver import SavePolicy
 from penstock.choose.settle import in_one_process
 from penstock.errors import JobError, PenstockError
 from penstock.examine.unsaved import Key, Unsaved, told_later
@@ -83,7 +84,8 @@ def _tried(job: Job, folder: Path, beside: Told | None) -> str:
 
     def ran(part: str, steps: range, resume: Path | None = None) -> checkpoint.Checkpoint:
         place = folder / part
-        task = EagerTask(job, steps.start, len(steps), place, 0, resume, laws={}, beside=beside)
+        own = job, steps.start, len(steps), resume
+        task = EagerTask(*own, laws={}, policy=SavePolicy(place), beside=beside)
         run_processes(partial(work_eagerly, task), 1, lambda step: None)
         newest = checkpoint.latest(place)
         assert newest is not None, "a run ends with a checkpoint"
