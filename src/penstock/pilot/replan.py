@@ -229,8 +229,7 @@ class Replanner:
         assert task.policy.folder is not None, "who else could ask for another plan"
         stages = stages_of(choice.plan, choice.captured.graph)
         is_rounded = bool(choice.job.sums) or choice.plan.terms.rounds
-        return replace(
-            task,
+        return task.remade(
             audits=None if is_rounded else task.audits,
             capture=choice.captured,
             stages=stages,
