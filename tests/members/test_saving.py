@@ -15,7 +15,9 @@ from penstock.checkpoints import beside, checkpoint, folders, saver
 from penstock.checkpoints.saver import Saver, State
 from penstock.members.launch_members import Scribe, Start, run_members
 from penstock.members.member import RunMember
+from penstock.members.vote import Vote
 from penstock.members.words import View
+from penstock.program.reductions import Commit
 from penstock.runtime.calls import StepResult
 from penstock.training.elastic_run import ElasticRun, RunPilot, text_of
 from tests.members import runs
@@ -231,14 +233,30 @@ def _kill(pid: int, how: int) -> None:
 class Strikes(Signals):
     """Strikes members while steps are told; SIGKILL below 0: what writes for it dies too."""
 
-    def __init__(self, strikes: dict[int, list[tuple[int, int]]]) -> None:
+    def __init__(self, strikes: dict[int, list[tuple[int, int]]], struck: Path) -> None:
         super().__init__({})
-        self.strikes = strikes
+        self.strikes, self.struck = strikes, struck
 
     def __call__(self, step: StepResult) -> None:
         super().__call__(step)
         for how, member in self.strikes.pop(step.step, []):
             _kill(self.pids[member], how)
+        if not self.strikes:
+            self.struck.touch()
+
+
+@pytest.fixture
+def struck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let no member be through with step 3 before the file is there: the strikes come in time."""
+    place, vote = tmp_path / "struck", Vote.__call__
+
+    def waiting(own: Vote, commit: Commit) -> None:
+        if own.rank.progress.first_step + commit.step == 3:
+            until(place.exists)
+        vote(own, commit)
+
+    monkeypatch.setattr(Vote, "__call__", waiting)
+    return place
 
 
 def run_of(folder: Path, strikes: Signals, plans: dict[int, runs.Plan], every: int) -> None:
@@ -266,20 +284,20 @@ def plans() -> dict[int, runs.Plan]:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, -signal.SIGKILL, signal.SIGTERM])
-def test_processes_leave_whole_checkpoints_and_no_writer(how, tmp_path):
-    strikes = Strikes({1: [(how, 1)]})
+def test_processes_leave_whole_checkpoints_and_no_writer(how, struck, tmp_path):
+    strikes = Strikes({1: [(how, 1)]}, struck)
     run_of(tmp_path, strikes, plans(), 1)
     assert [step.step for step in strikes.steps] == list(range(runs.STEPS))
 
 
 @pytest.mark.parametrize(("leave", "is_guarded"), [([1], False), ([1, 2], True)])
 def test_who_leaves_with_what_nobody_else_has_leaves_it_in_a_checkpoint(
-    leave, is_guarded, tmp_path
+    leave, is_guarded, struck, tmp_path
 ):
     made = plans()
     if not is_guarded:
         made[3] = made[3].changed(guard=None)
-    strikes = Strikes({1: [(signal.SIGTERM, who) for who in leave]})
+    strikes = Strikes({1: [(signal.SIGTERM, who) for who in leave]}, struck)
     run_of(tmp_path, strikes, made, 0)  # none is due
     assert [step.step for step in strikes.steps] == list(range(runs.STEPS))
     events = events_in(tmp_path)
