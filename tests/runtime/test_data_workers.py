@@ -73,6 +73,14 @@ def run(job: Job, steps: int, folder: Path | None = None, ranks: int = 2) -> Ste
     return told
 
 
+@pytest.fixture(autouse=True)
+def _leaves_no_children() -> Iterator[None]:
+    """Other tests of this process may keep some running."""
+    before = children(os.getpid())
+    yield
+    assert children(os.getpid()) == before
+
+
 def test_a_loader_with_workers_trains_what_a_plain_loop_does(tmp_path):
     told = run(job_of(Samples()), 3, tmp_path)
     torch.manual_seed(0)
@@ -90,7 +98,6 @@ def test_a_loader_with_workers_trains_what_a_plain_loop_does(tmp_path):
     found = checkpoint.load(checkpoint.latest(tmp_path)).tensors
     for name, value in model.named_parameters():
         torch.testing.assert_close(found[f"weights/{name}"], value)
-    assert children(os.getpid()) == set()
 
 
 def test_ranks_that_read_ahead_train_what_those_that_do_not_do(tmp_path):
@@ -100,7 +107,6 @@ def test_ranks_that_read_ahead_train_what_those_that_do_not_do(tmp_path):
         return [step.loss for step in told.finished]
 
     assert losses(1) == losses(0)
-    assert children(os.getpid()) == set()
 
 
 PROGRAM = """
@@ -172,7 +178,6 @@ def test_a_dataset_that_raises_in_a_worker_ends_the_run_with_its_error():
 
     with pytest.raises(RunError, match="sample 0 is broken"):
         run(job_of(Broken()), 1, ranks=1)
-    assert children(os.getpid()) == set()
 
 
 class Deadly(Samples):

@@ -474,7 +474,7 @@ def test_wish_that_cannot_be_is_refused_with_its_values(fixed: Fixed) -> None:
         (
             Fixed(schedule="gpipe", stages=4),
             "no plan fits stages 4, schedule gpipe",
-            "--ranks 4",
+            "ranks=4",
         ),
     ],
 )

@@ -1,5 +1,8 @@
 """A stage's weights: flat, with the layout, the names and the bytes that they say."""
 
+from functools import partial
+from threading import Thread
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,6 +12,7 @@ from penstock.errors import CheckpointError, JobError
 from penstock.graph.cut import cut
 from penstock.graph.trace import capture
 from penstock.job import Job
+from penstock.state.optimizer.optimizer_trial import TRYING
 from penstock.state.weights import StageWeights, fitting, load_model
 from tests.parity.models import captured, job_of
 
@@ -208,3 +212,24 @@ def test_buffer_that_forward_made_since_and_nobody_saves_is_left() -> None:
     assert model.table.tolist() == [0.0, 1.0]
     with pytest.raises(CheckpointError, match=r"no buffers/scale"):
         load_model(model, {"buffers/table": torch.ones(2)})
+
+
+def test_first_values_are_not_those_that_a_trial_lends_a_module_that_ranks_share():
+    _, made = mixed()
+    first = {name: p.detach().clone() for name, p in made.parameters.items()}
+    sgd = partial(torch.optim.SGD, lr=0.1)
+    job = Job(Mixed, lambda model, x: model(x), lambda start: iter(()), sgd)
+    own, found = (cut(made.graph).stages[0], made, job), list[StageWeights]()
+    building = Thread(target=lambda: found.append(StageWeights(*own)))
+    with TRYING:
+        kept = {name: p.data for name, p in made.parameters.items()}
+        for parameter in made.parameters.values():
+            parameter.data = torch.zeros_like(parameter.data)
+        building.start()
+        building.join(0.5)
+        for name, parameter in made.parameters.items():
+            parameter.data = kept[name]
+    building.join()
+    values = {found[0].names[node]: value for node, value in found[0].live.items()}
+    for name, value in values.items():
+        assert torch.equal(value, first[name])

@@ -32,6 +32,7 @@ from penstock.state.copies import FarState, far_state
 from penstock.state.error_feedback import HELD, POWER, HeldBack
 from penstock.state.flat import all_views, layouts_of
 from penstock.state.optimizer.optimizer import Optimizers, optimizers_of
+from penstock.state.optimizer.optimizer_trial import TRYING
 from penstock.state.optimizer.updates import Updates
 from penstock.state.optimizer_state import tensors_in
 from penstock.state.shards import Sharers, StageShard, check_optimizer
@@ -73,26 +74,25 @@ class StageWeights:
         sharers: Sharers | None = None,
     ) -> None:
         names = {node: capture.graph.nodes[node].name for node in stage.parameters}
-        parameters = capture.parameters
-        buffers, self.names = dict(capture.model.named_buffers()), names
+        parameters, self.names = capture.parameters, names
+        buffers = dict(capture.model.named_buffers())
         self.buffer_names = {node: capture.graph.nodes[node].name for node in stage.buffers}
-        self.buffers = _brought({n: buffers[name] for n, name in self.buffer_names.items()})
         self.caches = {f"buffers/{name}" for name in _compat.unsaved_buffers(capture.model)}
         trainable = {n: p for n, m in names.items() if (p := parameters[m]).requires_grad}
         read = {node: getattr(torch, capture.graph.nodes[node].dtype) for node in names}
         self.layouts = layouts_of(trainable, read, here().place)
         self.flats = [layout.new() for layout in self.layouts]
-        self.live = _parameters(all_views(self.layouts, self.flats), trainable)
-        self.frozen = _brought({n: parameters[m] for n, m in names.items() if n not in self.live})
-        pairs = zip(self.layouts, self.flats, strict=True)
-        self.reads = [flat.to(layout.read) for layout, flat in pairs]
+        frozen = {n: parameters[m] for n, m in names.items() if n not in trainable}
+        with TRYING:
+            self.buffers = _brought({n: buffers[m] for n, m in self.buffer_names.items()})
+            self.live = _parameters(all_views(self.layouts, self.flats), trainable)
+            self.frozen = _brought(frozen)
+        self.reads = [f.to(of.read) for of, f in zip(self.layouts, self.flats, strict=True)]
         own = self.layouts, self.flats, self.reads
         self.shard = None if sharers is None else StageShard(*own, sharers)
         self._make_gradients(has_gradients)
         self.frozen_reads = {n: value.to(read[n]) for n, value in self.frozen.items()}
-        self.stash: Copies = []
-        self.predicted: Copies = []
-        self.parked: Copies = []
+        self.stash, self.predicted, self.parked = Copies(), Copies(), Copies()
         self.staleness: Staleness | None = None
         self.undo: _Undo | None = None
         self.far_state: FarState | None = None

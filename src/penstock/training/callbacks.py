@@ -68,5 +68,5 @@ def check_declared(options: Options, job: Job) -> None:
             message = f"Job.patience is {job.patience}, which a run with {name} does not follow"
             raise PlanError(message, hint=f"leave out {name}, or set Job.patience to None")
     if "no-best" in options.get("keep", ""):
-        message = f"Job.patience is {job.patience}, and no-best forgets which was the best"
-        raise PlanError(message, hint="leave out no-best")
+        message = f"Job.patience is {job.patience}, and keep forgets which was the best by no-best"
+        raise PlanError(message, hint="leave no-best out of keep, or set Job.patience to None")

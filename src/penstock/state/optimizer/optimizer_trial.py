@@ -27,7 +27,7 @@ from penstock.state.optimizer.updates import SEED, Updates, divided, held_by, le
 from penstock.state.optimizer_state import digest, state_digests
 from penstock.state.python_state import digests, put_back, snapshot
 
-_trying = threading.Lock()
+TRYING = threading.RLock()  # a trial lends other values to a module that ranks may share
 _tried: WeakKeyDictionary[nn.Module, list[tuple[str, tuple[object, ...], str | None]]]
 _tried = WeakKeyDictionary()
 _FEW, _MANY = 3, 11  # steps of a trial, for large and for small models
@@ -45,7 +45,7 @@ Found = list[dict[str, bytes]]  # after each step, by parameter and key: what di
 def tried(what: Tried, job: Job, model: nn.Module, reached: Sequence[str]) -> str | None:
     """Return the result of a trial, which is made once for a job and a model."""
     key = (job.optimizer, job.scheduler, job.learning_rate, job.average, job.clip_norm is None)
-    with _trying:
+    with TRYING:
         known = _tried.setdefault(model, [])
         for kind, old, result in known:
             if kind == what and all(a is b for a, b in zip(old, key, strict=True)):
