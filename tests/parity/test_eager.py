@@ -53,9 +53,9 @@ def choosing(optimizer="adamw", **options):
     return replace(job, model=lambda: Choosing().double())
 
 
-def train(job, folder, ranks, *, first_step=0, steps=STEPS, **options) -> Trained:
+def train(job, folder, ranks, *, first_step=0, steps=STEPS, every=0, **options) -> Trained:
     told = Steps(job.micro_batches)
-    task = EagerTask(job, first_step, steps, policy=SavePolicy(folder), **options)
+    task = EagerTask(job, first_step, steps, policy=SavePolicy(folder, every), **options)
     results = run_processes(partial(work_eagerly, task), ranks, told.add)
     assert [len(result.window_s) for result in results] == [steps] * ranks
     assert [len(r.spans) for r in results] == [MICRO_BATCHES // ranks + 2] * ranks
@@ -240,7 +240,7 @@ def teaching(**options):
 def test_frozen_weights_that_forward_writes_are_those_of_the_plain_loop(ranks, tmp_path):
     """By laws that hold, as somebody knows: no trace says so."""
     laws = measured_laws(teaching())
-    trained = train(teaching(), tmp_path, ranks, checkpoint_every=2, laws=laws)
+    trained = train(teaching(), tmp_path, ranks, every=2, laws=laws)
     assert difference(trained.weights, plain_loop(teaching(), STEPS, MICRO_BATCHES).weights) < 1e-12
 
 
@@ -283,7 +283,7 @@ def test_resuming_gives_the_bits_of_one_run(tmp_path):
 
 
 def test_checkpoints_are_made_when_due(tmp_path):
-    train(choosing(), tmp_path, 2, steps=5, checkpoint_every=2)
+    train(choosing(), tmp_path, 2, steps=5, every=2)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-000004", "step-000005"]
 
 

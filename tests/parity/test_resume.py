@@ -100,7 +100,7 @@ def test_double_buffering_goes_on_with_other_stages(tmp_path):
 
 def test_checkpoints_are_made_when_due_and_the_newest_two_are_kept(tmp_path, monkeypatch):
     run, made = run_of("frozen", "one_f_one_b", 2), steps_saved(monkeypatch)
-    train(run, tmp_path, (7,), checkpoint_every=2)
+    train(run, tmp_path, (7,), every=2)
     assert made == [2, 4, 6, 7]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-000006", "step-000007"]
 

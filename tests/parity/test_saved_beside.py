@@ -45,7 +45,7 @@ def test_written_beside_the_steps_is_what_is_written_at_once(name, tmp_path):
     """And another plan, on another number of ranks, goes on from it as the plain loop does."""
     run = named(name)
     whole, once = tmp_path / "whole", tmp_path / "once"
-    outcome = train(run, whole, (1, 1, AFTER), run_processes, checkpoint_every=BEFORE)
+    outcome = train(run, whole, (1, 1, AFTER), run_processes, every=BEFORE)
     train(run, once, (1, 1), run_processes)
     assert any(saves.blocked_s for saves in outcome.saves) == (name != "far weights")
     beside, at_once = (

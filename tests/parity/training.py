@@ -57,6 +57,7 @@ def train(
     lengths: Sequence[int] = (3,),
     launcher: Launcher = run_threads,
     every: int = 0,
+    every_s: float | None = None,
     **options: object,
 ) -> Outcome:
     """Train windows of `lengths` steps; checkpoints go to `folder`, one `every` so many steps."""
@@ -67,7 +68,7 @@ def train(
         stages_of(plan, graph),
         run.job,
         parts if isinstance(parts, Windows) else listed(parts),
-        policy=SavePolicy(folder, every),
+        policy=SavePolicy(folder, every, every_s=every_s),
         **options,
     )
     steps = Steps(plan.step_micro_batches)

@@ -145,6 +145,6 @@ def test_newcomer_of_a_run_to_a_loss_trains_its_last_phase(
     plan = run.plans[max(run.plans)]
     tasks = [each.task(each.ways.choice_of(plan), run.first_step, None) for each in (run, joined)]
     assert differences(*tasks) == []
-    assert tasks[0].validate_every > 0  # which the author did not ask for
+    assert tasks[0].policy.validate_every > 0  # which the author did not ask for
     first, second = (next(iter(task.job.data(0))) for task in tasks)
     assert all(torch.equal(first[name], second[name]) for name in first)

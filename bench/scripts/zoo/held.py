@@ -33,6 +33,8 @@ def ce(m, b):
 
 
 def penalty_over_a_list() -> ps.Job:
+    """Penalty over a list."""
+
     weights = []
 
     def model():
@@ -46,6 +48,8 @@ def penalty_over_a_list() -> ps.Job:
 
 
 def penalty_stacked() -> ps.Job:
+    """Penalty stacked."""
+
     weights = []
 
     def model():
@@ -87,6 +91,8 @@ def global_table() -> ps.Job:
 
 
 def buffer_in_a_list() -> ps.Job:
+    """Buffer in a list."""
+
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
@@ -104,6 +110,8 @@ def buffer_in_a_list() -> ps.Job:
 
 
 def hook_reads_the_gradient_so_far() -> ps.Job:
+    """Hook reads the gradient so far."""
+
     def model():
         made = net()
         for p in made.parameters():
@@ -118,6 +126,8 @@ def hook_reads_the_gradient_so_far() -> ps.Job:
 
 
 def hook_of_the_weight_before_it() -> ps.Job:
+    """Hook of the weight before it."""
+
     def model():
         made = net()
         weights = list(made.parameters())
@@ -129,6 +139,8 @@ def hook_of_the_weight_before_it() -> ps.Job:
 
 
 def post_hook_decays() -> ps.Job:
+    """Post hook decays."""
+
     def model():
         made = net()
         for p in made.parameters():
@@ -143,6 +155,8 @@ def post_hook_decays() -> ps.Job:
 
 
 def view_of_a_weight() -> ps.Job:
+    """View of a weight."""
+
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
@@ -183,10 +197,14 @@ def speech(start, *, own=False, kind=lambda x: x):
 
 
 def ctc_functional() -> ps.Job:
+    """Ctc functional."""
+
     return job(Speech, lambda m, b: F.ctc_loss(m(b[0]).transpose(0, 1), b[1], b[2], b[3]), speech)
 
 
 def ctc_module() -> ps.Job:
+    """Ctc module."""
+
     crit = nn.CTCLoss(blank=0, zero_infinity=True)
     return job(Speech, lambda m, b: crit(m(b[0]).transpose(0, 1), b[1], b[2], b[3]), speech)
 

@@ -58,6 +58,8 @@ class Lookahead(torch.optim.Optimizer):
 
 
 def lookahead_with_another_inside() -> ps.Job:
+    """Lookahead with another inside."""
+
     return job(net, ce, classes, Lookahead)
 
 
@@ -78,6 +80,8 @@ class Centralized(torch.optim.AdamW):
 
 
 def moments_of_all_late() -> ps.Job:
+    """Moments of all late."""
+
     return job(net, ce, classes, lambda w: Centralized(w, lr=1e-3))
 
 
@@ -112,6 +116,8 @@ class Plateau(torch.optim.lr_scheduler.LRScheduler):
 
 
 def scheduler_that_reads_moments() -> ps.Job:
+    """Scheduler that reads moments."""
+
     return job(net, ce, classes, scheduler=Plateau)
 
 
@@ -233,6 +239,8 @@ class Centers(nn.Module):
 
 
 def centers_that_move() -> ps.Job:
+    """Centers that move."""
+
     def data(start):
         for k, (x, y) in zip(itertools.count(start), classes(start)):
             yield x, y if k > 18 else y.clamp(max=2)
@@ -278,6 +286,8 @@ class Straight(torch.autograd.Function):
 
 
 def function_that_counts() -> ps.Job:
+    """Function that counts."""
+
     class Net(nn.Module):
         def __init__(self):
             super().__init__()

@@ -81,7 +81,7 @@ def can_fork() -> bool:
 
 def death_of(who: str, code: int | None) -> RunError:
     """Return the error of a process that has ended with that code and without a word."""
-    how = f"was killed by signal {-code}" if code is not None and code < 0 else f"left with {code}"
+    how = f"was killed by signal {-code}" if code is not None and code < 0 else f"left ({code})"
     hint = "is there enough memory for it? `dmesg` shows kills" if code == -signal.SIGKILL else ""
     return RunError(f"{who} {how}", hint=hint)
 
