@@ -139,7 +139,7 @@ def measured(place: Path, size_bytes: int, rounds: int) -> dict[str, Any]:
     tensors, found = state_of(size_bytes), dict[str, Any]()
 
     def work(transport: Transport, report: Report) -> RankResult:
-        with saving(place / "ours", transport, Control(None)) as own:
+        with saving(SavePolicy(place / "ours"), transport, Control(None)) as own:
             assert own is not None, "there is a folder"
             own.begin((tensors, {}))
             ways = ways_of(tensors, own)
@@ -265,7 +265,7 @@ def _victim(place: Path, size_bytes: int, told: int) -> None:
 
     def work(transport: Transport, report: Report) -> RankResult:
         count = size_bytes // 4
-        with saving(place, transport, Control(None)) as own:
+        with saving(SavePolicy(place), transport, Control(None)) as own:
             assert own is not None, "there is a folder"
             own.begin(({"weights/a": torch.zeros(count)}, {}))
             for step in range(1, 10_000):

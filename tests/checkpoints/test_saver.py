@@ -192,7 +192,7 @@ def saved(folder: Path, steps, launcher=run_threads, ranks: int = 2, parts: int 
         def state(step):
             return state_of(transport.rank, step, size) if transport.rank < parts else None
 
-        with saving(folder, transport, Control(None)) as own:
+        with saving(SavePolicy(folder), transport, Control(None)) as own:
             own.begin(state(0))
             for step in steps:
                 with own.timed():
@@ -225,7 +225,7 @@ def test_what_is_saved_is_the_state_at_the_end_of_the_step(launcher, tmp_path):
 
 def test_state_that_grows_has_room(tmp_path):
     def work(transport, report):
-        with saving(tmp_path, transport, Control(None)) as own:
+        with saving(SavePolicy(tmp_path), transport, Control(None)) as own:
             own.begin(({}, {}))
             own.save(1, state_of(0, 1, 10), waits=False)
             own.save(2, state_of(0, 2, 10_000_000), waits=False)
@@ -257,7 +257,7 @@ def test_one_due_by_the_clock_is_put_off_while_the_one_before_is_written(tmp_pat
     """And no rank finds itself asked for one that it would have to wait for."""
 
     def work(transport, report):
-        with saving(tmp_path, transport, control := Control(None)) as own:
+        with saving(SavePolicy(tmp_path), transport, control := Control(None)) as own:
             own.begin(state_of(0, 0))
             own.settle()
             assert not control.put_off()
@@ -285,7 +285,7 @@ def test_one_that_was_asked_for_waits_for_the_one_before_and_says_so(tmp_path, c
         return answer(own, wait_s)
 
     def work(transport, report):
-        with saving(tmp_path, transport, Control(None)) as own:
+        with saving(SavePolicy(tmp_path), transport, Control(None)) as own:
             own.begin(state_of(0, 0))
             own.save(1, state_of(0, 1), waits=False)
             os.kill(own._writer.process.pid, signal.SIGSTOP)
@@ -319,7 +319,7 @@ def test_a_part_that_cannot_be_written_ends_the_run_and_leaves_nothing(guilty, t
     """RLIMIT_FSIZE makes a real write fail, of the process that writes for one rank."""
 
     def work(transport, report):
-        with saving(tmp_path, transport, Control(None)) as own:
+        with saving(SavePolicy(tmp_path), transport, Control(None)) as own:
             own.begin(state_of(transport.rank, 0))
             if transport.rank == guilty:
                 limit = 1000, resource.RLIM_INFINITY
@@ -425,7 +425,7 @@ def test_a_rank_that_ends_waits_for_no_process_that_its_data_has_forked(tmp_path
 
 def test_a_place_where_nobody_may_write_is_told(tmp_path):
     def work(transport, report):
-        with saving(tmp_path, transport, Control(None)) as own:
+        with saving(SavePolicy(tmp_path), transport, Control(None)) as own:
             own.begin(state_of(0, 0))
             own.checkpoints = tmp_path / "file"
             own.save(3, state_of(0, 3), waits=False)
@@ -438,7 +438,7 @@ def test_a_place_where_nobody_may_write_is_told(tmp_path):
 
 def test_a_process_that_is_killed_ends_the_run(tmp_path):
     def work(transport, report):
-        with saving(tmp_path, transport, Control(None)) as own:
+        with saving(SavePolicy(tmp_path), transport, Control(None)) as own:
             own.begin(state_of(0, 0))
             own.save(3, state_of(0, 3), waits=False)
             own.settle()
@@ -456,7 +456,7 @@ def test_what_was_ordered_is_completed_though_the_ranks_are_killed(tmp_path):
     """Who looks for the newest waits for it."""
 
     def work(transport, report):
-        with saving(tmp_path, transport, Control(None)) as own:
+        with saving(SavePolicy(tmp_path), transport, Control(None)) as own:
             own.begin(state_of(transport.rank, 0, 2_000_000))
             own.save(3, state_of(transport.rank, 3, 2_000_000), waits=False)
             transport.barrier()
@@ -543,7 +543,7 @@ def test_a_policy_that_keeps_nothing_is_refused():
 
 def test_the_policy_holds_beside_the_steps_too(tmp_path):
     def work(transport, report):
-        with saving(tmp_path, transport, Control(None), SavePolicy(keep=Keep(1, 4))) as own:
+        with saving(SavePolicy(tmp_path, keep=Keep(1, 4)), transport, Control(None)) as own:
             own.begin(state_of(0, 0))
             for step in range(1, 10):
                 own.save(step, state_of(0, step), waits=step == 9)
@@ -579,7 +579,7 @@ def test_the_interval_follows_from_what_a_checkpoint_costs_in_the_run(tmp_path):
 
     def work(transport, report):
         control = Control(None)
-        with saving(tmp_path, transport, control, SavePolicy(mtbf_s=2e9)) as own:
+        with saving(SavePolicy(tmp_path, mtbf_s=2e9), transport, control) as own:
             assert control.every_s == math.inf
             own.begin(state_of(0, 0))
             assert control.every_s == 0.0

@@ -116,16 +116,11 @@ class _Agreed(NamedTuple):
 
 
 class Saver:
-    """Writes the checkpoints of one rank into the folder `checkpoints`."""
+    """Writes the checkpoints of one rank into the folder that its policy names."""
 
-    def __init__(
-        self,
-        checkpoints: Path,
-        transport: Transport,
-        control: Control,
-        policy: SavePolicy = SavePolicy(),
-    ) -> None:
-        self.checkpoints, self.transport = checkpoints, transport
+    def __init__(self, policy: SavePolicy, transport: Transport, control: Control) -> None:
+        assert policy.folder is not None, "there is somewhere to write"
+        self.checkpoints, self.transport = policy.folder, transport
         self.control, self.policy = control, policy
         self._costs_s: list[float] = []
         if policy.mtbf_s is not None:
@@ -372,21 +367,16 @@ class Saver:
 
 
 @contextmanager
-def saving(
-    checkpoints: Path | None,
-    transport: Transport,
-    control: Control,
-    policy: SavePolicy = SavePolicy(),
-) -> Generator[Saver | None]:
-    """Give what writes a rank's checkpoints; at the end all is there that was begun.
+def saving(policy: SavePolicy, transport: Transport, control: Control) -> Generator[Saver | None]:
+    """Give what writes a rank's checkpoints, if any are; at the end all is there that was begun.
 
     control:  which by the clock asks for none while one is being written, and learns when the next
               one is due, where that follows from failures.
     """
-    if checkpoints is None:
+    if policy.folder is None:
         yield None
         return
-    saver = Saver(checkpoints, transport, control, policy)
+    saver = Saver(policy, transport, control)
     control.put_off = saver.is_put_off
     try:
         yield saver

@@ -418,7 +418,7 @@ class RunMember:
         if task.policy.folder is None:
             return None
         if self._saver is None:
-            self._saver = Saver(task.policy.folder, transport, Control(None), task.policy)
+            self._saver = Saver(task.policy, transport, Control(None))
         is_saved = before is not None and is_due(view.step, task.policy.every)
         due = view.step if is_saved and not view.resume else None
         self._saver.enter(transport, partial(self._check, view), view.generation, due=due)

@@ -119,7 +119,7 @@ def work_eagerly(task: EagerTask, transport: Transport, report: Report) -> RankR
     meter = Meter(transport)
     with (
         leaving(task.policy.folder, transport, (rank.rank,), rank.held),
-        saving(task.policy.folder, transport, rank.control, task.policy) as rank.saver,
+        saving(task.policy, transport, rank.control) as rank.saver,
     ):
         spans, seconds = _run_steps(task, rank, meter, report)
     tells = not here().is_queued and meter.num_steps > 0

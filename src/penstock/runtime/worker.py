@@ -297,7 +297,7 @@ def _worked(
     with (
         leaving(task.policy.folder, transport, rank.peers, partial(held_tensors, rank)),
         leaving_steps(task.policy.folder, rank, *_left_by(task, watch)),
-        saving(task.policy.folder, transport, control, task.policy) as watch.saver,
+        saving(task.policy, transport, control) as watch.saver,
     ):
         last = _run_windows(task, watch, bound)
         if keeper is not None:

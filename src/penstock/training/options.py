@@ -7,7 +7,7 @@ said by `--set NAME=VALUE`, or in the table [train] of a TOML file, and `penstoc
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias, TypedDict, cast
@@ -321,12 +321,3 @@ def _value(option: Spelling, value: object) -> Value:
 def _near(name: str) -> str:
     near = get_close_matches(name, [*OPTIONS, *_BY_SHORT], 1)
     return f"did you mean {near[0]}? {_LIST}" if near else _LIST
-
-
-def asked(options: Mapping[str, object]) -> dict[str, Value]:
-    """Return what a run was asked for, as a file can hold it: without what is not plain."""
-    return {
-        name: value if isinstance(value, bool | int | float | str) else str(value)
-        for name, value in options.items()
-        if isinstance(value, bool | int | float | str | Path)
-    }
