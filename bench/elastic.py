@@ -1,7 +1,7 @@
 """Elastic: ranks of a run are killed at random moments; what that costs, beside torchrun's restart.
 
     python -m bench.elastic [--json] [--kills N] [--rounds N] [--no-peer]
-                            [--only data|grid|pipeline|sharded|reroute]
+                            [--only data|grid|pipeline|sharded|reroute] [--healthy]
 
 A chain of 16 layers of 256 (1 million parameters, AdamW), 4 ranks as processes of this host, 8
 micro-batches a step.  One of the ranks is killed by SIGKILL, 20 times at random; the others go on.
@@ -13,7 +13,11 @@ what          "kill": from the kill to the end of the next step, median and wors
               whole_s with all ranks; computes sleep for 25 times what they take here, as they would
               on machines of their own
 ours_s, worst_s, peer_s   seconds; ratio is ours / peer
+more_s        seconds that a healthy step takes more, by turns, median and worst of the rounds
 ours_cpu_s, peer_cpu_s, more_cpu_s   of a healthy step, the processor's seconds of a rank; medians
+more_cpu_worst_s   of the rounds; ours_switches, peer_switches: how often a rank gave the
+              processor away, or lost it, in a step
+--healthy     nobody is killed: healthy steps alone, by turns
 peer          torchrun: --max-restarts with a checkpoint after every step and
               TORCH_DISABLE_SHARE_RDZV_TCP_STORE set (without, it never recovers in torch 2.13);
               DistributedDataParallel over gloo.  torchft 0.2.0: as it comes, and with its
@@ -258,24 +262,40 @@ def overhead(name: str, basis: PlanBasis, rounds: int, what: str = "overhead") -
     for _ in range(rounds):
         with tempfile.TemporaryDirectory(prefix="penstock-") as place:
             pairs.append((_elastic(plan, basis, Path(place)), _usual(plan, basis, Path(place))))
+    more_s = [a.step_s - b.step_s for a, b in pairs]
+    more_cpu_s = [a.cpu_s - b.cpu_s for a, b in pairs]
     return {
         "topology": name,
         "what": what,
+        "rounds": rounds,
         "ours_s": statistics.median(a.step_s for a, _ in pairs),
         "peer": "the same plan, not elastic",
         "peer_s": statistics.median(b.step_s for _, b in pairs),
         "ratio": statistics.median(a.step_s / b.step_s for a, b in pairs),
         "ours_cpu_s": statistics.median(a.cpu_s for a, _ in pairs),
         "peer_cpu_s": statistics.median(b.cpu_s for _, b in pairs),
-        "more_cpu_s": statistics.median(a.cpu_s - b.cpu_s for a, b in pairs),
+        "more_cpu_s": statistics.median(more_cpu_s),
+        "more_cpu_worst_s": max(more_cpu_s),
+        "more_s": statistics.median(more_s),
+        "more_worst_s": max(more_s),
+        "ours_switches": statistics.median(a.switches for a, _ in pairs),
+        "peer_switches": statistics.median(b.switches for _, b in pairs),
     }
 
 
+class Taken(NamedTuple):
+    """What all ranks have had of the processor: seconds, and how often one gave it away."""
+
+    cpu_s: float
+    switches: int
+
+
 class Healthy(NamedTuple):
-    """A step: its median seconds, and the processor's seconds of a rank."""
+    """A step: its median seconds, and the processor's seconds and switches of a rank."""
 
     step_s: float
     cpu_s: float
+    switches: float
 
 
 class _Clock:
@@ -283,28 +303,33 @@ class _Clock:
 
     def __init__(self, last: int) -> None:
         self.at_s: dict[int, float] = {}
-        self.cpu_s: dict[int, float] = {}
+        self.taken: dict[int, Taken] = {}
         self._looks = SETTLED, last - 2
 
     def __call__(self, step: StepResult) -> None:
         self.at_s.setdefault(step.step, time.perf_counter())
         if step.step in self._looks:
-            self.cpu_s[step.step] = _ranks_cpu_s()
+            self.taken[step.step] = _taken_by_ranks()
 
     def healthy(self) -> Healthy:
         """Return a step, without the first ones."""
         times = [self.at_s[step] for step in sorted(self.at_s)]
         step_s = statistics.median(b - a for a, b in itertools.pairwise(times[SETTLED:]))
         first, last = self._looks
-        cpu_s = (self.cpu_s[last] - self.cpu_s[first]) / (last - first)
-        return Healthy(step_s, cpu_s / RANKS)
+        count = RANKS * (last - first)
+        before, after = self.taken[first], self.taken[last]
+        switches = (after.switches - before.switches) / count
+        return Healthy(step_s, (after.cpu_s - before.cpu_s) / count, switches)
 
 
-def _ranks_cpu_s() -> float:
-    """Return the seconds of the processor that all threads of this process's children had."""
+def _taken_by_ranks() -> Taken:
+    """Return what all threads of this process's children have had of the processor."""
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    files = (path for rank in children for path in Path(f"/proc/{rank}/task").glob("*/schedstat"))
-    return sum(int(path.read_text().split()[0]) for path in files) / 1e9
+    threads = [path for rank in children for path in Path(f"/proc/{rank}/task").glob("*")]
+    cpu_ns = (int((path / "schedstat").read_text().split()[0]) for path in threads)
+    lines = (line for path in threads for line in (path / "status").read_text().splitlines())
+    switches = (int(line.split()[1]) for line in lines if "ctxt_switches" in line)
+    return Taken(sum(cpu_ns) / 1e9, sum(switches))
 
 
 def _elastic(plan: Plan, basis: PlanBasis, folder: Path) -> Healthy:
@@ -606,17 +631,18 @@ def rows_of(asked: argparse.Namespace, told: Any) -> Iterator[Row]:
             job_of(HEALTHY_STEPS, samples=LARGER * SAMPLES),
         )
     )
-    theirs = {} if asked.no_peer else peers(asked, told)
+    theirs = {} if asked.no_peer or asked.healthy else peers(asked, told)
     for name in [each for each in TOPOLOGIES if asked.only in (None, each)]:
-        row = kills(name, basis, asked.kills, told)
-        yield row
-        for peer_name, seconds in theirs.items():
-            if name == "data" or not peer_name.startswith("torchft"):
-                yield _beside(row, peer_name, seconds)
+        if not asked.healthy:
+            row = kills(name, basis, asked.kills, told)
+            yield row
+            for peer_name, seconds in theirs.items():
+                if name == "data" or not peer_name.startswith("torchft"):
+                    yield _beside(row, peer_name, seconds)
         for each, what in zip(healthy, ("overhead", f"overhead, {LARGER} times"), strict=True):
             yield overhead(name, each, asked.rounds, what)
     for stages, count in itertools.product((2, 4), (8, 16, 32)):
-        if asked.only in (None, "reroute"):
+        if asked.only in (None, "reroute") and not asked.healthy:
             yield reroute(stages, count, min(asked.rounds, 3))
 
 
@@ -645,6 +671,7 @@ def main(arguments: Sequence[str]) -> int:
     names = [*TOPOLOGIES, "reroute"]
     parser.add_argument("--only", choices=names, help="of the topologies, or what is rerouted")
     parser.add_argument("--no-peer", action="store_true", help="without torchrun and torchft")
+    parser.add_argument("--healthy", action="store_true", help="healthy steps alone")
     parser.add_argument("--torchft-rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--lighthouse", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)

@@ -39,6 +39,7 @@ class MeshLine:
     is_ending: bool = False
     is_reset: bool = False  # what was on its way is lost
     only_asks: bool = False  # whether the others have gone on
+    waits_for_room: bool = False  # with what is owed
     encrypted: EncryptedLine | None = None  # None: the line is as it is
 
     @property

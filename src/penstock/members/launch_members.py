@@ -19,7 +19,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import fields
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, Protocol, final
@@ -51,6 +51,8 @@ _CALL_S = 5.0  # for which a newcomer tries to reach all members that it knows o
 _ASK_S, _LOOK_S = 1.0, 0.05  # between its questions, and between looks whether it has to go
 _ENDS_S = 60.0  # for which others may take once one has said that the run is over
 _FIRST_NEWCOMER = 2**20  # numbers below are those of members that began the run
+
+_STEP_FIELDS = tuple(each.name for each in fields(StepResult))
 
 Report = Callable[[StepResult], None]
 Places = Mapping[int, Where]
@@ -228,7 +230,7 @@ class _Parent:
         self._lock = threading.Lock()
 
     def report(self, step: StepResult) -> None:
-        self._tell("step", asdict(step))
+        self._tell("step", {name: getattr(step, name) for name in _STEP_FIELDS})
 
     def say(self, words: str) -> None:
         if not self._tell("say", words):

@@ -316,7 +316,7 @@ class Mesh:
                     line.heard = line.since = now
             last = now
             if now >= beat_at:
-                beat_at = now + BEAT_S
+                beat_at = _next_beat_s(now)
                 self._beat(now)
             self._flush()
         self._gate.listener.close()  # before lines: whose line ends is looked for there
@@ -560,19 +560,27 @@ class Mesh:
                 sent = line.socket.send(line.owed[:_READ_BYTES])
                 del line.owed[:sent]
         except BlockingIOError:
+            line.waits_for_room = True
             self._selector.modify(line.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, line)
             return
         except OSError:
             line.is_reset = True
             line.owed.clear()  # reading says that it has ended
             return
-        if not line.is_ending:
+        if line.waits_for_room and not line.is_ending:
+            line.waits_for_room = False
             self._selector.modify(line.socket, selectors.EVENT_READ, line)
 
     def _wake(self) -> None:
         with self._changed, contextlib.suppress(BlockingIOError, OSError):
             if self._wake_end >= 0:
                 os.write(self._wake_end, b".")
+
+
+def _next_beat_s(now: float) -> float:
+    """Return when the next beat is due: at one moment for all members of a host, so that each
+    wakes once for its own and theirs, and all are held up together."""
+    return (now // BEAT_S + 1) * BEAT_S
 
 
 def listening(host: str = "127.0.0.1", port: int = 0) -> socket.socket:

@@ -58,6 +58,9 @@ class Vote:
         self.factors: tuple[float, ...] = ()
         graph = rank.capture.graph
         self._names = [name for name, _ in graph.figures if not is_output(name)]
+        size = rank.transport.num_ranks + len(Wishes()) + 2 + len(self._names)
+        self._room = torch.empty(size, dtype=torch.float64)  # what is said and heard on a CPU
+        self._numbers = self._room.numpy()
 
     def __call__(self, commit: Commit) -> None:
         """Return once all ranks have come to the end of a step.
@@ -93,8 +96,8 @@ class Vote:
         none = [0.0] * len(self._names)
         whole = torch.stack([*rows]).double().sum(0).tolist() if rows else none  # pyright: ignore
         sums = cast(list[float], whole)
-        word = [*slow, *self.wishes(), len(losses), sum(losses), *sums]
-        return torch.tensor(word, dtype=torch.float64)
+        self._numbers[:] = [*slow, *self.wishes(), len(losses), sum(losses), *sums]
+        return self._room
 
     def _heard(self, word: Tensor, commit: Commit) -> list[float]:
         """Return what all ranks have said.
@@ -104,7 +107,7 @@ class Vote:
         """
         rank = self.rank
         if not of(rank.device).is_queued:
-            return cast(list[float], word.tolist())  # pyright: ignore[reportUnknownMemberType]
+            return cast(list[float], self._numbers.tolist())
         heard = list[float]()
         losses = rank.progress.losses.get(commit.step, ())
 

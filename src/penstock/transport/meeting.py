@@ -49,6 +49,7 @@ class Meeting:
         self._me = ranks.index(roster.rank)
         self._count = FIRST_COUNT
         self._turn = 0
+        self._lines = [self._line(member) for member in range(len(ranks))]
         num_lines = 1 + len(ranks) + -(-len(ranks) // LINE_WORDS)
         self._segment = roster.share(
             f"meeting of {ranks}",
@@ -65,6 +66,7 @@ class Meeting:
         # the byte at which each member's region starts, by turn
         self._starts = places[: len(ranks)], places[len(ranks) :]
         self._regions: dict[torch.dtype, list[list[Tensor]]] = {}
+        self._small: dict[tuple[torch.dtype, int, int], list[Tensor]] = {}  # what is added whole
         self._fence = threading.Lock()
 
     def _zero_counts(self, segment: SharedSegment) -> None:
@@ -132,7 +134,11 @@ class Meeting:
 
     def _reduce_whole(self, flat: Tensor) -> None:
         """Add all of a small tensor on every member, which takes one meeting instead of two."""
-        regions = [region[: flat.numel()] for region in self._regions_of(flat.dtype)]
+        key = flat.dtype, flat.numel(), self._turn
+        regions = self._small.get(key)
+        if regions is None:
+            regions = [region[: flat.numel()] for region in self._regions_of(flat.dtype)]
+            self._small[key] = regions
         regions[self._me].copy_(flat)
         self._meet_about(flat)
         torch.add(regions[0], regions[1], out=flat)
@@ -225,11 +231,16 @@ class Meeting:
         line = self._line(self._me) + first
         words[line], words[line + 1] = whole.numel() & WORD_MASK, whole.itemsize
         self.meet()
-        lines = [self._line(member) + first for member in range(len(self._ranks))]
-        brought = [f"{words[line]} numbers of {words[line + 1]} bytes" for line in lines]
-        for rank, text in zip(self._ranks, brought, strict=True):
-            if text != brought[0]:
-                raise TransportError(rank, f"sums {text}, rank {self._ranks[0]} sums {brought[0]}")
+        own = words[line], words[line + 1]
+        places = [at + first for at in self._lines]
+        if any((words[at], words[at + 1]) != own for at in places):
+            self._refuse([f"{words[at]} numbers of {words[at + 1]} bytes" for at in places])
+
+    def _refuse(self, brought: Sequence[str]) -> None:
+        """Raise for the first member that brings something else than the first one does."""
+        first = self._ranks[0]
+        rank, text = next(row for row in zip(self._ranks, brought) if row[1] != brought[0])  # noqa: B905
+        raise TransportError(rank, f"sums {text}, rank {first} sums {brought[0]}")
 
     def _regions_of(self, dtype: torch.dtype) -> list[Tensor]:
         """Return the region of each member whose turn it is."""
