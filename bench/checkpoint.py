@@ -63,6 +63,7 @@ from penstock.profile.measure import measure
 from penstock.runtime.launch import run_threads
 from penstock.runtime.worker import RankResult, Report, Task
 from penstock.search import Fixed
+from penstock.training.begin import Begin
 from penstock.training.elastic_run import ElasticRun, RunPilot, text_of
 from penstock.transport import Transport
 
@@ -231,10 +232,11 @@ def _elastic_once(job: Job, folder: Path, every: int) -> list[float]:
     basis = PlanBasis((way,), Cluster.here(1), Fixed())
     plan = committing(plan, basis)
 
-    def task(choice: Choice, step: int, resume: Path | None) -> Task:
-        windows = windows_of(graph, choice.plan, range(step, job.num_steps), [])
+    def task(choice: Choice, begin: Begin) -> Task:
+        windows = windows_of(graph, choice.plan, range(begin.step, job.num_steps), [])
         about = captured, stages_of(choice.plan, graph), job, windows
-        return Task(*about, policy=SavePolicy(folder / "checkpoints", every), resume=resume)
+        policy = SavePolicy(folder / "checkpoints", every)
+        return Task(*about, policy=policy, resume=begin.checkpoint)
 
     told: list[float] = []
 
@@ -242,7 +244,7 @@ def _elastic_once(job: Job, folder: Path, every: int) -> list[float]:
         blocked = [each for one in results or () for each in one.saves.blocked_s]
         (folder / "blocked").write_text(json.dumps(blocked))
 
-    run = ElasticRun(basis, task, {1: plan}, 0, job.num_steps, folder)
+    run = ElasticRun(basis, task, {1: plan}, Begin(), job.num_steps, folder)
     start = Start(View(1, 0, text_of(plan), (0,)), b"bench", lambda: RunPilot(run))
     run_members(start, lambda step: told.append(time.perf_counter()), Scribe(_nothing, finish))
     took = [after - before for before, after in itertools.pairwise(told)]

@@ -43,7 +43,7 @@ from bench.ours import Ours, lowered, rank_of
 from penstock.cluster import Cluster
 from penstock.gauge.links import measure_link
 from penstock.graph.trace import Capture, capture
-from penstock.program.edges import Edge
+from penstock.program.edges import Edge, StageGraph
 from penstock.program.lower import lower_schedule
 from penstock.schedule import KINDS, Schedule, find, gpipe, one_f_one_b, versions
 from penstock.simulate import simulate
@@ -203,7 +203,7 @@ def window_s(world: World, schedule: Schedule, *, copies: bool) -> float:
         update_s = one.update_s + (one.copy_s if copies else 0.0)
         for kind, seconds in (("F", one.forward_s), ("B", one.backward_s), ("U", update_s)):
             costs[KINDS.index(kind), stage] = seconds  # type: ignore[arg-type]
-    program = lower_schedule(schedule, edges=edges)
+    program = lower_schedule(schedule, StageGraph(tuple(edges)))
     there = Cluster.here(count)  # ...but a core for each rank
     hosts = tuple(replace(host, cores=0) for host in there.hosts)
     cluster = replace(there, hosts=hosts, inside=world.cluster.inside)

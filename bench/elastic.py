@@ -74,6 +74,7 @@ from penstock.runtime.emulate import sleeping
 from penstock.runtime.launch import run_processes
 from penstock.runtime.worker import Task, work
 from penstock.search import Fixed
+from penstock.training.begin import Begin
 from penstock.training.elastic_run import ElasticRun, RunPilot, text_of
 from penstock.training.events import EVENTS
 
@@ -146,12 +147,13 @@ def plan_of(basis: PlanBasis, stages: int, replicas: int, *, divided: bool = Fal
     return committing(made, basis)
 
 
-def task_of(choice: Choice, step: int, resume: Path | None, *, folder: Path) -> Task:
+def task_of(choice: Choice, begin: Begin, *, folder: Path) -> Task:
     """Return the task of ranks from a step on."""
-    graph, steps = choice.captured.graph, range(step, choice.job.num_steps)
+    graph, steps = choice.captured.graph, range(begin.step, choice.job.num_steps)
     about = choice.captured, stages_of(choice.plan, graph), choice.job
     windows = windows_of(graph, choice.plan, steps, [])
-    return Task(*about, windows, policy=SavePolicy(folder / "checkpoints"), resume=resume)
+    policy = SavePolicy(folder / "checkpoints")
+    return Task(*about, windows, policy=policy, resume=begin.checkpoint)
 
 
 # -- ours -----------------------------------------------------------------------------------------
@@ -186,7 +188,7 @@ class Killed:
             self.basis,
             partial(task_of, folder=self.folder),
             self.plans,
-            0,
+            Begin(),
             job.num_steps,
             self.folder,
         )
@@ -336,7 +338,7 @@ def _elastic(plan: Plan, basis: PlanBasis, folder: Path) -> Healthy:
     job = basis.ways[0].job
     clock = _Clock(job.num_steps)
     task = partial(task_of, folder=folder)
-    run = ElasticRun(basis, task, {RANKS: plan}, 0, job.num_steps, folder)
+    run = ElasticRun(basis, task, {RANKS: plan}, Begin(), job.num_steps, folder)
     view = View(1, 0, text_of(plan), tuple(range(RANKS)))
     scribe = Scribe(lambda step: None, lambda results: None)
     run_members(Start(view, b"bench", lambda: RunPilot(run)), clock, scribe)

@@ -19,6 +19,7 @@ from penstock.listener import SILENT
 from penstock.pilot.replan import SearchBasis
 from penstock.search import Fixed
 from penstock.training import torchrun
+from penstock.training.begin import Begin
 from penstock.training.rendezvous import Rendezvous
 from penstock.training.run_asked import JobLearned, RunAsked
 from penstock.training.session import Session
@@ -103,9 +104,9 @@ def test_a_plan_that_is_required_is_tried_unjoined_before_the_run_is_refused(
     )
     if differs[1]:
         with pytest.raises(RunError, match="it differs"):
-            Session._lead_plan(session, joined.captured, 0, None, Examined())
+            Session._lead_plan(session, joined.captured, Begin(), Examined())
     else:
-        Session._lead_plan(session, joined.captured, 0, None, Examined())
+        Session._lead_plan(session, joined.captured, Begin(), Examined())
         assert begun == [apart]
     assert tried == [joined.plan.terms.joined, 1]
 
@@ -118,7 +119,7 @@ def test_a_difference_is_an_error_at_once_only_where_nothing_is_joined(searched,
     about = {"author": None, "key": "", "num_steps": 4, "listener": SILENT}
     session = Pretend(care=CheckOptions(), is_strict=lambda: True, **about)
     for choice, is_strict in ((joined_in(searched), "False"), (unjoined_of(searched), "True")):
-        assert Session.prove(session, choice, 0, None, None, Examined()).words == is_strict
+        assert Session.prove(session, choice, Begin(), None, Examined()).words == is_strict
 
 
 def unjoined_of(searched):
@@ -152,7 +153,7 @@ def test_all_ranks_of_torchrun_go_on_by_the_plan_that_joins_none(
     monkeypatch.setattr(torchrun, "unjoined_choice", lambda *_: apart)
 
     def live(rank):
-        about = sessions[rank], ends[rank], sessions[rank].trace(), (0, None), searched[0].cluster
+        about = sessions[rank], ends[rank], sessions[rank].trace(), Begin(), searched[0].cluster
         try:
             start = torchrun._Outset(*about, itertools.count())
             found[rank] = torchrun._settled(start)[0].plan

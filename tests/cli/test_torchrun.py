@@ -39,12 +39,13 @@ from penstock.profile.kinds import load_profiles
 from penstock.runtime import launch
 from penstock.runtime.worker import RankResult
 from penstock.timeline import breakdown_from_json
+from penstock.training.begin import Begin
 from penstock.training.rendezvous import Rendezvous
 from penstock.training.torchrun import (
     _ASK,
     _ENOUGH,
     _TOLD,
-    _launch,
+    TorchrunLaunch,
     _Outset,
     _plan_rank,
     _profiled,
@@ -182,9 +183,11 @@ def rendezvous(**told: str) -> Rendezvous:
     return made
 
 
-def start_of(asked: Rendezvous, job: Job, captured: Capture, cluster: Cluster | None) -> _Outset:
+def start_of(
+    asked: Rendezvous, job: Job, captured: Capture, cluster: Cluster | None, numbers: Any = None
+) -> _Outset:
     session: Any = SimpleNamespace(job=job, listener=SILENT)
-    return _Outset(session, asked, captured, (0, None), cluster, count())
+    return _Outset(session, asked, captured, Begin(), cluster, numbers or count())
 
 
 @pytest.fixture
@@ -207,7 +210,8 @@ def test_leaders_of_a_kind_of_device_measure_the_step_that_rank_0_asks_for() -> 
         profile = Profile.from_json(json.loads(told), "small")
         assert (profile.graph, profile.kind) == (step.graph.digest, "small")
         answers = rendezvous(**{_TOLD.format(number, "small"): told})
-        big, small = _profiled(answers, count(number), job, step, own, UNLIKE, SILENT)
+        start = start_of(answers, job, captured, UNLIKE, count(number))
+        big, small = _profiled(start, step, own, UNLIKE, SILENT)
         assert small == profile
         assert (big.graph, big.kind) == (step.graph.digest, "big")
         assert answers.take(_ASK.format(number)) == f"[{2 - number}, []]"
@@ -370,10 +374,10 @@ def test_each_process_runs_its_rank_of_the_plan(monkeypatch) -> None:
 
     monkeypatch.setattr(launch, "run_torchrun", run)
     told = rendezvous()
-    more = {"rendezvous": told, "steps": (0, 0), "micro_batches": 1}
-    assert _launch(lambda end, report: None, 2, print, plan_rank=0, **more) == []
+    ends = TorchrunLaunch(told, 0, 1, (0, 0))
+    assert ends(lambda end, report: None, 2, print) == []
     told.rank = 0
-    results = _launch(lambda end, report: None, 2, print, plan_rank=1, **more)
+    results = replace(ends, rank=1)(lambda end, report: None, 2, print)
     assert [result.rank for result in results] == [0, 1]
     assert found == [0, 1]
 

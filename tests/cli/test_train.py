@@ -48,6 +48,8 @@ def test_training_without_a_plan_leaves_every_file_of_a_run(call: Call, tmp_path
     summary = json.loads(done.out)
     assert summary == json.loads((folder / "summary.json").read_text())
     assert summary["answer"] == 42.0
+    assert summary["options"] == {"audit": "90%"}
+    assert "options.audit" in (folder / "report.html").read_text()
     assert summary["val_loss"] > 0
     assert summary["step_s_predicted"] > 0
     assert summary["step_s_measured"] > 0

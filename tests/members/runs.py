@@ -33,6 +33,7 @@ from penstock.runtime.calls import Bound, StepResult
 from penstock.runtime.rank import Rank
 from penstock.runtime.worker import Task
 from penstock.search import Fixed
+from penstock.training.begin import Begin
 from penstock.training.elastic_run import ElasticRun, RunPilot, text_of
 from penstock.transport.threads import ThreadTransport
 from tests.parity.models import MODELS, OPTIMIZERS, data, loss, plan_of
@@ -84,19 +85,17 @@ def plan_for(ways: PlanBasis, stages: int, replicas: int, schedule: str = "one_f
     return plan if guard is None or plan.agreement.guard is None else plan.changed(guard=guard)
 
 
-def task_of(
-    choice: Choice, step: int, resume: Path | None, *, folder: Path, every: int = 0
-) -> Task:
+def task_of(choice: Choice, begin: Begin, *, folder: Path, every: int = 0) -> Task:
     """Return what ranks do from a step on; a checkpoint is written after `every` steps."""
     graph = choice.captured.graph
-    windows = windows_of(graph, choice.plan, range(step, choice.job.num_steps), [])
+    windows = windows_of(graph, choice.plan, range(begin.step, choice.job.num_steps), [])
     return Task(
         choice.captured,
         stages_of(choice.plan, graph),
         choice.job,
         windows,
         policy=SavePolicy(folder / "checkpoints", every),
-        resume=resume,
+        resume=begin.checkpoint,
     )
 
 
@@ -134,7 +133,7 @@ def run(  # noqa: PLR0913 - what a run is made of
     told, task = Told(), partial(task_of, folder=folder, every=every)
     folder.mkdir(exist_ok=True)
     job = ways.ways[0].job
-    own = ElasticRun(ways, task, plans, 0, job.num_steps, folder, by_ranks=by_ranks)
+    own = ElasticRun(ways, task, plans, Begin(), job.num_steps, folder, by_ranks=by_ranks)
 
     def pilot() -> RunPilot:
         made = RunPilot(own)

@@ -25,6 +25,7 @@ from penstock.pilot.by_ranks import (
 )
 from penstock.pilot.losses import PlanBasis
 from penstock.plan import Plan
+from penstock.training.begin import Begin
 from penstock.training.elastic_run import ElasticRun
 from tests.members import runs
 from tests.members.test_every_kill import some
@@ -117,7 +118,7 @@ def test_one_that_comes_brings_its_share(tmp_path: Path) -> None:
 def test_going_back_to_a_checkpoint_reads_from_where_it_was(tmp_path: Path) -> None:
     """With nothing left of a view but one that lacks state, the cursors before it hold."""
     ways, plans = plans_of(3)
-    own = ElasticRun(ways, None, plans, 0, 5, tmp_path, by_ranks=True)
+    own = ElasticRun(ways, None, plans, Begin(), 5, tmp_path, by_ranks=True)
     before = (Cursor(0, 0, 6), Cursor(2, 12, 4), Cursor(4, 20, 2))
     assert own.cursors_from(before, 3, plans[1]) == (*before[:2], Cursor(3, 16, 2))
     assert cursors_in(tmp_path) == (*before[:2], Cursor(3, 16, 2))

@@ -220,9 +220,9 @@ def test_a_program_gives_to_guards_before_the_word_and_can_be_saved(tmp_path: Pa
         hows = [each.word for each in code if isinstance(each, Reduction)]
         assert hows[-2:] == ["guard", "commit"]
     program.save(tmp_path / "program.json")
-    assert Program.load(tmp_path / "program.json").guard == Guarding(2)
+    assert Program.load(tmp_path / "program.json").end.guard == Guarding(2)
     with pytest.raises(ProgramError):
-        replace(program, guard=None)
+        replace(program, end=replace(program.end, guard=None))
 
 
 @pytest.mark.parametrize("guard", [Guarding(-1), Guarding(1, 0), Guarding(1, 3)])

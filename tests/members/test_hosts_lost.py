@@ -19,6 +19,7 @@ from penstock.plan import Guarding, Plan
 from penstock.plan.lower_plan import lower_plan
 from penstock.plan.reshape import Counts, reshaped
 from penstock.program.alone import fewest_holders, guarded
+from penstock.training.begin import Begin
 from penstock.training.elastic_run import ElasticRun, RunPilot
 from tests.members import runs
 from tests.members.test_kills import check
@@ -104,7 +105,7 @@ def test_a_plan_names_stages_that_it_has_and_drops_them_with_other_counts() -> N
 
 
 def pilot_of(ways: PlanBasis, plans: dict[int, Plan], folder: Path) -> RunPilot:
-    return RunPilot(ElasticRun(ways, partial(runs.task_of, folder=folder), plans, 0, 9))
+    return RunPilot(ElasticRun(ways, partial(runs.task_of, folder=folder), plans, Begin(), 9))
 
 
 def test_who_comes_back_is_placed_so_that_any_host_may_be_lost_again(tmp_path: Path) -> None:
@@ -120,7 +121,7 @@ def test_who_comes_back_is_placed_so_that_any_host_may_be_lost_again(tmp_path: P
     (option, *_) = pilot._options_for(view, where, members, 3, holds)
     program = lower_plan(grid, ways.ways[0].captured.graph)
     homes = [where[member].host for member in option.members]
-    assert costly_hosts(program, homes, program.guard) == []
+    assert costly_hosts(program, homes, program.end.guard) == []
     assert pilot._at_risk(option, where) == ""
     pair = option._replace(plan=line, members=(0, 8))
     assert pilot._at_risk(pair, where) == ""  # each guards the other
@@ -131,7 +132,7 @@ def test_who_comes_back_is_placed_so_that_any_host_may_be_lost_again(tmp_path: P
     assert pilot._at_risk(bare, near) == ""
     (option, *_) = pilot._options_for(view, near, members, 3, holds)
     homes = [where[member].host for member in option.members]
-    assert costly_hosts(program, homes, program.guard)  # what moves least would not do
+    assert costly_hosts(program, homes, program.end.guard)  # what moves least would not do
 
 
 def test_ranks_that_are_left_stay_in_the_order_in_which_they_were(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from penstock.plan import Plan
 from penstock.runtime.calls import StepResult
 from penstock.runtime.rank import Rank
 from penstock.runtime.worker import RankResult
+from penstock.training.begin import Begin
 from penstock.training.elastic_run import ElasticRun, RunPilot, text_of
 from penstock.training.events import EVENTS
 from tests.members import runs
@@ -45,7 +46,7 @@ def counting(folder: Path) -> Scribe:
 
 def start_of(ways: PlanBasis, plans: dict[int, Plan], folder: Path) -> Start:
     task = partial(runs.task_of, folder=folder)
-    run = ElasticRun(ways, task, plans, 0, ways.ways[0].job.num_steps, folder)
+    run = ElasticRun(ways, task, plans, Begin(), ways.ways[0].job.num_steps, folder)
     most = max(plans)
     view = View(1, 0, text_of(plans[most]), tuple(range(most)))
     return Start(view, b"token", lambda: RunPilot(run))

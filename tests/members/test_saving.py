@@ -19,6 +19,7 @@ from penstock.members.vote import Vote
 from penstock.members.words import View
 from penstock.program.reductions import Commit
 from penstock.runtime.calls import StepResult
+from penstock.training.begin import Begin
 from penstock.training.elastic_run import ElasticRun, RunPilot, text_of
 from tests.members import runs
 from tests.members.test_kills import case_of, check
@@ -263,7 +264,7 @@ def run_of(folder: Path, strikes: Signals, plans: dict[int, runs.Plan], every: i
     """Run three processes, with a checkpoint after every so many steps; it is whole at the end."""
     ways = runs.ways_of("gpt", "adamw", 3)
     task = partial(runs.task_of, folder=folder, every=every)
-    run = ElasticRun(ways, task, plans, 0, runs.STEPS, folder)
+    run = ElasticRun(ways, task, plans, Begin(), runs.STEPS, folder)
     start = Start(View(1, 0, text_of(plans[3]), (0, 1, 2)), b"token", lambda: RunPilot(run))
     assert run_members(start, strikes, Scribe(lambda step: None, lambda results: None))
     folders.wait_for_writers(folder / "checkpoints")

@@ -11,6 +11,7 @@ from penstock.members.words import View
 from penstock.pilot.slow_ranks import slowed
 from penstock.plan import Plan
 from penstock.training import elastic_run
+from penstock.training.begin import Begin
 from tests.members import runs
 from tests.members.test_kills import check
 
@@ -88,7 +89,7 @@ def test_a_plan_is_read_once_and_not_at_every_step(monkeypatch) -> None:
     ways = runs.ways_of("gpt", "adamw", 2)
     plan = runs.plan_for(ways, 1, 2)
     task = partial(runs.task_of, folder=Path("nowhere"))
-    pilot = elastic_run.RunPilot(elastic_run.ElasticRun(ways, task, {2: plan}, 0, runs.STEPS))
+    pilot = elastic_run.RunPilot(elastic_run.ElasticRun(ways, task, {2: plan}, Begin(), runs.STEPS))
     view, read, real = (
         View(1, 0, elastic_run.text_of(plan), (0, 1)),
         list[Plan](),

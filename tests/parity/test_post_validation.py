@@ -9,7 +9,6 @@ import torch
 
 from penstock.errors import ProgramError, RunError
 from penstock.plan.lower_plan import lower_plan
-from penstock.program.lower import lower_schedule
 from penstock.program.program import Compute, Update
 from penstock.program.provisional import provisional_ends
 from penstock.program.reductions import Reduction
@@ -24,6 +23,7 @@ from penstock.transport.torch_distributed import TorchDistributedTransport
 from tests.pairwise import pairwise
 from tests.parity.models import TRAINING, captured, job_of, plan_of
 from tests.parity.training import Run, differing, train
+from tests.program.lowering import lower_schedule
 
 STEPS = (1,) * 6
 NEVER, SOMETIMES, ALWAYS = 1e6, 1.0, 0.05

@@ -103,7 +103,7 @@ def test_messages_have_the_bytes_that_the_program_says():
     run = run_of("one_f_one_b", (5, 16), torch.float32)
     graph, plan = run.captured.graph, run.plan
     stages, program = stages_of(plan, graph), lower_plan(plan, graph)
-    for edge, known, bits in zip(stages.edges, program.edges, program.bits, strict=True):
+    for edge, known, bits in zip(stages.edges, program.edges, program.graph.bits, strict=True):
         sent = packing_of(graph, edge.values, bits).sent
         assert sum(spec.size_bytes for spec in sent) == known.size_bytes < edge.size_bytes
     # 18 tokens of 16 numbers: three scales, then codes of 5 and of 16 bits

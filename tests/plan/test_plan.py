@@ -240,7 +240,7 @@ def test_plan_is_lowered_to_its_ranks_stages_and_edges(make, replicas: int) -> N
     whole = 3 if make.__name__ == "timeprest" else 1  # micro-batches of a B, and so of its message
     both = [("F", 0, 1, 6), ("B", 1, 0, 6 * whole)]
     assert [e[:4] for e in program.edges] == (both if trains(plan.schedule) else both[:1])
-    assert [stage.weights for stage in program.stage_bytes] == [6, 3]
+    assert [stage.weights for stage in program.graph.stage_bytes] == [6, 3]
     assert program == lower_plan(plan, GRAPH, num_steps=2, stages=stages_of(plan, GRAPH))
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from penstock.errors import ProgramError
 from penstock.plan import Offloaded
 from penstock.program.codes import Codes
-from penstock.program.lower import chain, lower_schedule
+from penstock.program.lower import chain
 from penstock.program.passes import offload, shard
 from penstock.program.program import (
     Compute,
@@ -32,6 +32,7 @@ from penstock.schedule import (
     one_f_one_b,
     zb_h1,
 )
+from tests.program.lowering import lower_schedule
 
 
 def random_schedule(chance, num_stages, num_micro_batches, num_ranks, *, fixed, backward):

@@ -7,13 +7,13 @@ import pytest
 from penstock.cluster.cluster import Cluster, DeviceKind, Host, Link
 from penstock.errors import ProgramError
 from penstock.program.codes import COLLECT
-from penstock.program.lower import lower_schedule
 from penstock.program.program import Collect, Collected, Edge, Program
 from penstock.program.reductions import Reduction
 from penstock.schedule import Action, gpipe, one_f_one_b
 from penstock.schedule.grid import Grid
 from penstock.schedule.refine import refine
 from penstock.simulate.simulate import simulate
+from tests.program.lowering import lower_schedule
 
 SUM, GATHER = Collected("sum", 8_000_000), Collected("gather", 1000)
 EDGES = (Edge("F", 0, 1, 8, (SUM, GATHER)), Edge("B", 1, 0, 8, (SUM,)))

@@ -5,11 +5,11 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.program.lower import lower_schedule
 from penstock.program.passes.delay import delay
 from penstock.program.program import Compute, Program, Update
 from penstock.program.reductions import Reduction
 from penstock.schedule import gpipe, one_f_one_b, zb_h1
+from tests.program.lowering import lower_schedule
 
 
 @given(

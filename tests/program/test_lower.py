@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ProgramError
-from penstock.program.lower import chain, lower, lower_schedule
+from penstock.program.lower import chain, lower
 from penstock.program.program import (
     Compute,
     Edge,
@@ -36,6 +36,7 @@ from penstock.schedule import (
     zb_h1,
 )
 from tests.draws import examples
+from tests.program.lowering import lower_schedule
 from tests.program.programs import forward_only, programs, random_window, schedule_of, skips
 from tests.program.toy_run import run_toy
 

@@ -16,7 +16,7 @@ from penstock.plan import Plan
 from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.program.codes import NUM_COSTS
 from penstock.program.instructions import TABLE, parse_instruction
-from penstock.program.lower import lower, lower_schedule
+from penstock.program.lower import lower
 from penstock.program.passes import offload
 from penstock.program.program import BeginOffload, BeginReload, Offload, Program, Reload
 from penstock.runtime.launch import run_processes
@@ -32,6 +32,7 @@ from penstock.timeline import breakdown_of, peak_bytes
 from tests.pairwise import pairwise
 from tests.parity.models import captured, job_of, plan_of
 from tests.parity.training import Run, listed, train
+from tests.program.lowering import lower_schedule
 from tests.runtime.test_memory import CLOSE, profile_of
 
 FLOAT = torch.float32

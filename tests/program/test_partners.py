@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ProgramError
-from penstock.program.lower import lower_schedule
 from penstock.program.partners import partners
 from penstock.program.program import Program, Update
 from penstock.program.reductions import Reduction
 from penstock.schedule import chimera, gpipe, one_f_one_b, zb_h1
+from tests.program.lowering import lower_schedule
 
 WAYS = "local:4", "diloco:3", "easgd:2", "gossip:2"
 
@@ -47,7 +47,7 @@ def test_one_replica_has_no_partner():
 )
 def test_averages_come_last_and_gradients_stay_in_their_replica(make, stages, replicas, way, clip):
     program = lower_schedule(make(stages, 2), replicas=replicas, clip=clip, averages=way)
-    assert program.averages == (way if replicas > 1 else "")
+    assert program.end.averages == (way if replicas > 1 else "")
     for rank, code in enumerate(program.code):
         own = set(program.grid.ranks_of(program.grid.replica_of(rank)))
         for at, each in enumerate(code):

@@ -16,7 +16,7 @@ from penstock.errors import ProgramError
 from penstock.program import codes
 from penstock.program.codes import Codes
 from penstock.program.instructions import parse_instruction
-from penstock.program.lower import chain, lower, lower_schedule
+from penstock.program.lower import chain, lower
 from penstock.program.program import (
     Compute,
     Edge,
@@ -37,6 +37,7 @@ from penstock.schedule import (
     interleaved,
     one_f_one_b,
 )
+from tests.program.lowering import lower_schedule
 from tests.program.programs import programs
 
 
@@ -304,10 +305,10 @@ def test_rank_of_codes_is_that_of_a_sequence(program, rank):
 
 def test_stages_of_a_runtime_travel_along_but_do_not_count_in_a_comparison(tmp_path):
     program = lower_schedule(one_f_one_b(2, 2), stages=("anything", 3))
-    assert program.stages == ("anything", 3)
+    assert program.graph.stages == ("anything", 3)
     assert program == lower(one_f_one_b(2, 2))
     program.save(tmp_path / "program.json")
-    assert Program.load(tmp_path / "program.json").stages == ()
+    assert Program.load(tmp_path / "program.json").graph.stages == ()
 
 
 def test_edge_and_group_print_short():

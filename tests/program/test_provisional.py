@@ -4,10 +4,10 @@ from functools import cache
 
 from hypothesis import given
 
-from penstock.program.lower import lower_schedule
 from penstock.program.program import Compute, Offload, Receive, Reload, Reshard, Send, Unshard
 from penstock.program.provisional import provisional_ends, sent_until
 from penstock.schedule import gpipe, one_f_one_b, zb_h2
+from tests.program.lowering import lower_schedule
 from tests.program.programs import programs
 
 

@@ -13,7 +13,7 @@ from penstock.errors import ProgramError
 from penstock.plan import Plan
 from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.plan.of_plan import lower as lowered
-from penstock.program.lower import lower, lower_schedule
+from penstock.program.lower import lower
 from penstock.program.passes import offload, shard
 from penstock.program.program import Reshard, Unshard
 from penstock.program.verify import verify
@@ -28,6 +28,7 @@ from penstock.state.shards import Sharers, StageShard
 from penstock.timeline import peak_bytes
 from tests.parity.models import captured, job_of, plan_of
 from tests.parity.training import Run, listed, train, windows
+from tests.program.lowering import lower_schedule
 from tests.runtime.test_memory import CLOSE, profile_of
 from tests.simulate.strategies import one_host
 

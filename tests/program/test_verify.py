@@ -11,12 +11,15 @@ from hypothesis import strategies as st
 from penstock.errors import ProgramError
 from penstock.program import faults, rules, verify
 from penstock.program.deadlock import stops
+from penstock.program.edges import StageGraph
 from penstock.program.instructions import parse_instruction
 from penstock.program.lower import chain
 from penstock.program.program import Edge, Program, StageBytes, TiedGroup
 from penstock.program.reductions import Norm, Sum, Validate
+from penstock.program.step_end import StepEnd
 from penstock.schedule import Reads, WeightRule
 from tests.draws import examples
+from tests.program.lowering import parted
 from tests.program.mutants import MUTATIONS, later, mutate
 from tests.program.programs import programs, rebuilt, unchecked
 from tests.program.toy_run import run_toy
@@ -68,7 +71,10 @@ def program_of(*lines, reductions=(), **fields):
     table = {(one.word, one.bucket): one for one in reductions}
     code = tuple(tuple(parse_instruction(word, table) for word in line.split()) for line in lines)
     fields = {"num_stages": 2, "num_micro_batches": 1, "edges": chain(2)} | fields
-    return Program(code=code, **fields)
+    graph, end = parted(fields)
+    if VALIDATE in reductions:
+        end["post_validation"] = True
+    return Program(code=code, graph=StageGraph(**graph), end=StepEnd(**end), **fields)
 
 
 TWO = (

@@ -69,7 +69,9 @@ class Law:
     def weight_gradients(self, weights, stage, out, inputs, gradients):
         """Return the gradient of the stage's own weights, and of each tied parameter in it."""
         base = mix(weights, out, *inputs, 3, *gradients)
-        tied = {group.name: mix(base, 4) for group in self.program.tied if stage in group.stages}
+        tied = {
+            group.name: mix(base, 4) for group in self.program.graph.tied if stage in group.stages
+        }
         return base, tied
 
     def update(self, weights, own, tied, norm):
@@ -103,9 +105,9 @@ def reference(program, backward=True):
                 if backward:
                     _backward(law, weights, (replica, m), (outs, back, own, tied))
         for stage in range(program.num_stages if backward else 0):
-            mine = {g.name: tied[g.name] for g in program.tied if stage in g.stages}
-            shared = [tied[group.name] for group in program.tied for _ in group.stages]
-            norm = squares([*own.values(), *shared]) if program.clip else 0
+            mine = {g.name: tied[g.name] for g in program.graph.tied if stage in g.stages}
+            shared = [tied[group.name] for group in program.graph.tied for _ in group.stages]
+            norm = squares([*own.values(), *shared]) if program.end.clip else 0
             weights[stage, step + 1] = law.update(weights[stage, step], own[stage], mine, norm)
     last = program.num_steps if backward else 0
     return outs, {stage: weights[stage, last] for stage in range(program.num_stages)}
@@ -292,7 +294,7 @@ class Rank(threading.Thread):
     def await_gradients(self, of, away):
         if of.kind == "W" and not away:
             self.wait_for_sums()
-            if of[1:] not in self.left_there or (self.program.clip and of[2] not in self.norm):
+            if of[1:] not in self.left_there or (self.program.end.clip and of[2] not in self.norm):
                 self.wires.fault(f"{of}: its gradients are not there")
 
     def copy(self, of, *, away):
@@ -476,7 +478,7 @@ class Rank(threading.Thread):
         """Return the stages here whose gradient a reduction is of, by the meaning of its bucket."""
         stages = range(self.program.num_stages)
         if one.word == "tied":
-            stages = next((g.stages for g in self.program.tied if g.name == one.bucket), ())
+            stages = next((g.stages for g in self.program.graph.tied if g.name == one.bucket), ())
         if one.word in ("replicas", "shards"):
             stages = [int(one.bucket.removeprefix("stage"))]
         return [stage for stage in stages if self.holds(stage)]
@@ -501,10 +503,12 @@ class Rank(threading.Thread):
         under_way = any(one.kind in "UW" and one.stage == stage for one in self.copying)
         if any(self.is_far.get((kind, stage)) for kind in "UW") or under_way:
             self.wires.fault(f"U{stage}.{step}: its state is far, or its weights")
-        if self.program.clip and step not in self.norm:
+        if self.program.end.clip and step not in self.norm:
             self.wires.fault(f"U{stage}.{step}: no norm")
         tied = {
-            g.name: self.tied[stage, g.name, step] for g in self.program.tied if stage in g.stages
+            g.name: self.tied[stage, g.name, step]
+            for g in self.program.graph.tied
+            if stage in g.stages
         }
         self.weights[stage, step + 1] = self.law.update(
             self.weights[stage, step], self.own[stage, step], tied, self.norm.get(step, 0)

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from penstock.errors import ScheduleError
 from penstock.program.codes import NUM_COSTS
-from penstock.program.lower import lower, lower_schedule
+from penstock.program.lower import lower
 from penstock.schedule import Schedule, Seconds, gpipe, peak_activations, refine
 from penstock.schedule.exact_offload import Copies, exact_offload
 from penstock.simulate.costs import Costs
 from penstock.simulate.simulate import simulate
 from tests.draws import examples
+from tests.program.lowering import lower_schedule
 
 ONE = "rank 0  F0.0 F0.0>far F0.1 F0.1>far F0.0<<far B0.0 F0.1<<far B0.1"
 BEHIND = (

@@ -134,7 +134,7 @@ def test_result_says_what_was_rejected_and_what_it_costs():
 
 
 def test_fewer_devices_are_on_the_front_where_they_are_cheaper():
-    found = small(devices=(4, 16))
+    found = small(space=Space(devices=(4, 16)))
     ranks = {each.run.ranks for each in found.front}
     assert ranks == {4, 16}
     assert min(found.front, key=lambda each: each.usd).run.ranks == 4

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from penstock.cluster import Cluster, DeviceKind, Host, Link
 from penstock.errors import ProgramError
 from penstock.program.edges import Edge, TiedGroup
-from penstock.program.lower import chain, lower_schedule
+from penstock.program.lower import chain
 from penstock.program.passes.shard import shard
 from penstock.program.program import Code, Compute, Instruction, Program, Reshard, Unshard
 from penstock.schedule import SCHEDULES, Action
+from tests.program.lowering import lower_schedule
 
 
 def edges_of(draw: st.DrawFn, num_stages: int) -> list[Edge]:

@@ -5,10 +5,11 @@ import pytest
 
 from penstock.cluster import Cluster, DeviceKind, Host, Link
 from penstock.program.edges import Edge
-from penstock.program.lower import lower, lower_schedule
+from penstock.program.lower import lower
 from penstock.schedule import gpipe
 from penstock.simulate import Costs, Memory, simulate
 from penstock.timeline import step_s
+from tests.program.lowering import lower_schedule
 
 GOOD = np.ones((5, 3, 2))
 

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from penstock.cluster import Link
 from penstock.errors import TimelineError
-from penstock.program.lower import chain, lower, lower_schedule
+from penstock.program.lower import chain, lower
 from penstock.program.program import Program, Reshard, Unshard
 from penstock.schedule import KINDS, Action, gpipe, one_f_one_b
 from penstock.simulate import Costs, Path, critical_path, record, simulate
 from penstock.timeline import Span, Timeline, step_s
+from tests.program.lowering import lower_schedule
 from tests.simulate.fake_run import Truth, fake_run, jittery, plain
 from tests.simulate.strategies import clusters, links, one_host, programs, random_seconds
 from tests.simulate.test_measured_seconds import runs, seeds

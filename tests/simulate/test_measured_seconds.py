@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.cluster import Link
 from penstock.program.codes import COST_ROW, NUM_COSTS, OFFLOAD, RELOAD
 from penstock.program.edges import TiedGroup
-from penstock.program.lower import lower, lower_schedule
+from penstock.program.lower import lower
 from penstock.program.passes.offload import offload
 from penstock.program.program import Program
 from penstock.schedule import KINDS, SCHEDULES, gpipe
@@ -21,6 +21,7 @@ from penstock.simulate.carry import carried
 from penstock.simulate.measured_seconds import record
 from penstock.simulate.what_if import Change, scaled
 from penstock.timeline import Span, Timeline, step_s
+from tests.program.lowering import lower_schedule
 from tests.simulate.fake_run import Truth, drawn, fake_run, jittery, plain
 from tests.simulate.strategies import edges_of, one_host
 

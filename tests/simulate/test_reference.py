@@ -8,12 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cluster import Link
-from penstock.program.lower import chain, lower_schedule
+from penstock.program.lower import chain
 from penstock.program.passes import shard
 from penstock.program.program import Program, StageBytes
 from penstock.schedule import KINDS, Action, breadth_first, gpipe
 from penstock.simulate import Costs, simulate
 from penstock.timeline import Span, Timeline, step_s
+from tests.program.lowering import lower_schedule
 from tests.simulate.reference import Reference
 from tests.simulate.strategies import (
     capacities,

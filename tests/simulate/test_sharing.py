@@ -7,13 +7,14 @@ from hypothesis import strategies as st
 
 from penstock.cluster import Cluster, DeviceKind, Host, Link
 from penstock.program.instructions import Compute
-from penstock.program.lower import lower, lower_schedule
+from penstock.program.lower import lower
 from penstock.schedule import find
 from penstock.schedule.orders import KINDS
 from penstock.simulate.costs import Costs
 from penstock.simulate.simulate import simulate
 from penstock.timeline import busy_s, step_s
 from tests.draws import examples
+from tests.program.lowering import lower_schedule
 
 CPU = DeviceKind("cpu", 10**9, (("float32", 1e9),), 1e9)
 FREE = Link(0.0, float("inf"))

@@ -15,7 +15,7 @@ from penstock.cluster import Cluster, DeviceKind, Host, Link
 from penstock.errors import ClusterError, ProgramError
 from penstock.program.codes import SEND, Codes
 from penstock.program.edges import Edge
-from penstock.program.lower import chain, lower, lower_schedule
+from penstock.program.lower import chain, lower
 from penstock.program.passes import shard
 from penstock.program.program import Code, Compute, Program, Reshard, Unshard, Update
 from penstock.schedule import (
@@ -42,6 +42,7 @@ from penstock.timeline import (
     step_s,
 )
 from tests.kinds import kind_s
+from tests.program.lowering import lower_schedule
 from tests.simulate.strategies import (
     capacities,
     clusters,
@@ -150,7 +151,7 @@ def test_larger_messages_never_shorten_the_step(data: st.DataObject, program: Pr
     cluster = one_host(program.num_ranks, link)
     first, second = (
         step_s(simulate(each, random_seconds(2), cluster))
-        for each in (program, replace(program, edges=tuple(edges)))
+        for each in (program, replace(program, graph=replace(program.graph, edges=tuple(edges))))
     )
     assert second >= first * (1 - 1e-12)
 

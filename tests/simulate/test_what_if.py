@@ -14,7 +14,7 @@ from penstock.plan import Plan, plan_by_hand
 from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.profile import Profile
 from penstock.program.codes import JOINS, WORKS
-from penstock.program.lower import chain, lower, lower_schedule
+from penstock.program.lower import chain, lower
 from penstock.schedule import gpipe, one_f_one_b
 from penstock.schedule.orders import KINDS, Kind
 from penstock.simulate import Recorded, record, simulate
@@ -34,6 +34,7 @@ from penstock.simulate.what_if import (
 from penstock.timeline import Timeline, step_s
 from tests.graph.tiny import GRAPH
 from tests.kinds import kind_s
+from tests.program.lowering import lower_schedule
 from tests.simulate.fake_run import Truth, drawn, fake_run, plain
 from tests.simulate.strategies import one_host
 from tests.simulate.test_measured_seconds import runs, same_times, seeds

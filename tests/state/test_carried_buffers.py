@@ -13,7 +13,6 @@ from torch import Tensor
 from penstock.errors import PlanError
 from penstock.graph.cut import cut
 from penstock.plan.lower_plan import lower_plan, stages_of
-from penstock.program.lower import lower_schedule
 from penstock.runtime.worker import Task
 from penstock.schedule import Schedule, chimera, one_f_one_b
 from penstock.state.carried_buffers import Carried, Carry, carries_of
@@ -23,6 +22,7 @@ from penstock.transport.threads import thread_transports
 from tests.draws import examples
 from tests.parity.models import captured, job_of, plan_of
 from tests.parity.training import listed
+from tests.program.lowering import lower_schedule
 
 COEFFICIENTS = (0.0, 0.25, 0.9, 1.0, 1.0, 0.0)
 FIRST = torch.tensor(3.0), torch.tensor([1.0, -2.0]), torch.tensor(5.0)

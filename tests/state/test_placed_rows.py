@@ -7,10 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.program.lower import lower_schedule
 from penstock.schedule.orders import F
 from penstock.state.placed_rows import PlacedRows, misplaced_row
 from penstock.transport.threads import thread_transports
+from tests.program.lowering import lower_schedule
 from tests.program.programs import random_schedule
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool, torch.complex64)

@@ -18,6 +18,7 @@ from penstock.graph.trace import capture
 from penstock.processes.child import in_a_fork
 from penstock.runtime.autopsy import by_the_data
 from penstock.runtime.finite import NotFinite, NotFiniteError, check_loss
+from penstock.training.begin import Begin
 from penstock.training.plan_choice import other_job
 from penstock.training.run_asked import JobLearned
 from penstock.training.run_folder import check_micro_batches
@@ -64,7 +65,7 @@ def test_elastic_run_without_a_plan_is_refused_with_the_reason(
 ) -> None:
     own = session(tmp_path, mlp.job(), elastic=True, learned=JobLearned(untraced=untraced))
     with pytest.raises(PlanError, match=why) as caught:
-        own.train_eagerly(0, None, found)
+        own.train_eagerly(Begin(), found)
     assert "leave out elastic" in caught.value.hint
 
 

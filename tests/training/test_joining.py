@@ -12,6 +12,7 @@ from penstock.listener import SILENT
 from penstock.runtime.worker import Task
 from penstock.training import elastic_driver, joining, until_loss
 from penstock.training.addresses import addresses_in, write_addresses
+from penstock.training.begin import Begin
 from penstock.training.elastic_run import ElasticRun
 from penstock.training.saved import kept_job
 from tests.cli import mlp
@@ -127,7 +128,7 @@ def test_newcomer_has_the_task_of_those_that_began(
     monkeypatch.chdir("/")
     joined = newcomer(tmp_path / "run")
     for count, plan in run.plans.items():
-        tasks = [each.task(each.ways.choice_of(plan), 3, None) for each in (run, joined)]
+        tasks = [each.task(each.ways.choice_of(plan), Begin(3)) for each in (run, joined)]
         assert differences(*tasks) == [], count
         own, other = (weights_of(task.job) for task in tasks)
         assert all(torch.equal(own[name], other[name]) for name in own)
@@ -143,7 +144,7 @@ def test_newcomer_of_a_run_to_a_loss_trains_its_last_phase(
     run = begun(VALIDATED, until_loss=1e-9)
     joined = newcomer(tmp_path / "run")
     plan = run.plans[max(run.plans)]
-    tasks = [each.task(each.ways.choice_of(plan), run.first_step, None) for each in (run, joined)]
+    tasks = [each.task(each.ways.choice_of(plan), run.begin) for each in (run, joined)]
     assert differences(*tasks) == []
     assert tasks[0].policy.validate_every > 0  # which the author did not ask for
     first, second = (next(iter(task.job.data(0))) for task in tasks)

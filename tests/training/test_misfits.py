@@ -17,6 +17,7 @@ from penstock.examine.examine import Examined
 from penstock.graph.trace import capture
 from penstock.job import Job
 from penstock.pilot.phases import TrainedPhase, UntilFile
+from penstock.training.begin import Begin
 from penstock.training.misfits import go_on_alone, go_on_unplanned
 from tests.runtime.as_torchrun import as_torchrun
 
@@ -131,7 +132,7 @@ def session(**options):
 def test_a_plan_that_is_required_ends_the_run_at_a_misfit_and_says_how_it_goes_on(asked, hint):
     problem = RankMisfitError("rank 0 failed: this batch holds something else")
     with pytest.raises(RankMisfitError, match="something else") as caught:
-        go_on_unplanned(session(check=bool(asked), **asked), SimpleNamespace(), problem, (0, None))
+        go_on_unplanned(session(check=bool(asked), **asked), SimpleNamespace(), problem, Begin())
     assert hint in caught.value.hint
     assert not asked or "resume=True goes on without a plan" in caught.value.hint
 
@@ -151,8 +152,8 @@ def test_a_run_to_a_goal_goes_on_from_steps_of_its_own_batch_alone(tmp_path, bat
     checkpoint.write_part(made, 6, 0, ({"weights/x": torch.ones(1)}, {}))
     checkpoint.finish(made, 6)
     problem = RankMisfitError("rank 0 failed: this batch holds something else")
-    go_on_unplanned(about, Examined(), problem, (0, None))
-    ((step, place, found),) = went
+    go_on_unplanned(about, Examined(), problem, Begin())
+    (((step, place), found),) = went
     assert (step, place is not None) == ((6, True) if is_kept else (0, False))
     assert "does not fit" in found.no_plan
     assert not (tmp_path / "phases.json").exists()
@@ -162,7 +163,7 @@ def test_a_resumed_run_that_keeps_more_than_its_checkpoint_ends_at_a_misfit(tmp_
     problem = RankMisfitError("rank 0 failed: this batch holds something else")
     found = SimpleNamespace(forgets=("a counter",), beside=())
     with pytest.raises(RankMisfitError):
-        go_on_unplanned(session(), found, problem, (4, tmp_path))
+        go_on_unplanned(session(), found, problem, Begin(4, tmp_path))
 
 
 class Followed(nn.Module):
@@ -235,8 +236,8 @@ def test_replicas_that_find_so_late_go_on_in_one_process(tmp_path):
         audited=SimpleNamespace(cpu_s=0.0, back=()),
         train_eagerly=lambda *given: asked.append(given),
     )
-    go_on_alone(alone, Examined(), AloneError("forward writes x in some steps only"), (0, None))
-    ((step, place, found),) = asked
+    go_on_alone(alone, Examined(), AloneError("forward writes x in some steps only"), Begin())
+    (((step, place), found),) = asked
     assert (step, place) == (0, None)
     assert found.one_process == "forward writes x in some steps only"
     assert "going back to the first step" in said

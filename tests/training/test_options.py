@@ -12,7 +12,8 @@ from penstock.cli import main
 from penstock.cli.flags import BY_COMMAND, TRAIN, flag_of, in_flags, listed, moved, typed
 from penstock.cli.options import asked
 from penstock.errors import PlanError
-from penstock.training.options import OPTIONS, Options, options_in, said, word_of
+from penstock.rules.rule import Rule
+from penstock.training.options import OPTIONS, Options, asked_for, options_in, said, word_of
 
 DOCS = Path(__file__).parents[2] / "docs" / "options.md"
 
@@ -92,6 +93,20 @@ def test_a_text_that_says_none_is_refused_with_what_would(text, message, hint):
         said(text)
     assert refusal.value.message == message
     assert hint in refusal.value.hint
+
+
+def test_what_was_asked_for_is_said_without_its_defaults():
+    asked = {"num_steps": 8, "strict": False, "check": False, "trial": True, "out": "runs/one"}
+    asked |= {"memory": (3, 4), "cluster": Path("here.toml"), "ranks": None, "sums": "int8"}
+    asked |= {"rules": [Rule("keep", "*")]}
+    assert asked_for(asked) == {
+        "num_steps": 8,
+        "check": False,
+        "memory": "3,4",
+        "cluster": "here.toml",
+        "sums": "int8",
+        "rules": "Rule",
+    }
 
 
 def test_a_file_gives_options_by_either_name(tmp_path):

@@ -113,8 +113,10 @@ def made_of(data: Numbered, numbers: Iterator[Any], epoch: int) -> Iterator[Batc
 class _ByNumber(Dataset[Batch]):
     """What the processes that read ahead read; to a worker_init_fn it is the dataset itself."""
 
+    of: Numbered
+
     def __init__(self, of: Numbered) -> None:
-        object.__setattr__(self, "of", of)
+        vars(self)["of"] = of  # not an attribute of the dataset
 
     def __getitem__(self, index: Any) -> Batch:
         return self.of.batch(index)

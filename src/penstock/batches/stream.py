@@ -115,9 +115,11 @@ class _Shard(IterableDataset[Any]):
     To a worker_init_fn it is the dataset itself.
     """
 
+    stream: Stream
+    skip: int
+
     def __init__(self, stream: Stream, skip: int) -> None:
-        object.__setattr__(self, "stream", stream)
-        object.__setattr__(self, "skip", skip)
+        vars(self).update(stream=stream, skip=skip)  # not attributes of the dataset
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream.dataset, name)

@@ -3,7 +3,7 @@
 import functools
 import operator
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -79,6 +79,10 @@ class Choice(NamedTuple):
     key: Hashable = None
     others: tuple[PlannedKey, ...] = ()
 
+    def way(self, profiles: "Sequence[Profile]") -> "Joining":
+        """Return the way in which its micro-batches are joined; the profiles are of its step."""
+        return Joining(self.plan.terms.joined, self.job, self.captured, tuple(profiles))
+
 
 class SearchAim(NamedTuple):
     """What a search is to find.
@@ -116,6 +120,21 @@ class Joining(NamedTuple):
         own = self.joined, graph.slices, graph.tensor
         return own == (plan.terms.joined, plan.terms.split, plan.tensor)
 
+    def choice(self, plan: Plan) -> Choice:
+        """Return a plan of this step with what it was made from."""
+        return Choice(self.job, self.captured, plan)
+
+
+def joining_of(ways: Iterable[Joining], plan: Plan) -> Joining:
+    """Return the way whose step a plan is of.
+
+    Raises:   LookupError: none is.
+    """
+    for way in ways:
+        if way.is_of(plan):
+            return way
+    raise LookupError(f"no way joins {plan.terms.joined} micro-batches as the plan does")
+
 
 class Option(NamedTuple):
     """What was found with one way of joining micro-batches, and the seconds that took."""
@@ -132,8 +151,7 @@ class Option(NamedTuple):
     @property
     def choice(self) -> Choice:
         """Return the best plan with what it was made from."""
-        plan = self.found.plan.changed(joined=self.way.joined)
-        return Choice(self.way.job, self.way.captured, plan)
+        return self.way.choice(self.found.plan.changed(joined=self.way.joined))
 
 
 class Searched(NamedTuple):
@@ -157,8 +175,7 @@ class Searched(NamedTuple):
 
     def profiles_of(self, choice: Choice) -> "tuple[Profile, ...]":
         """Return the profiles of the step of a choice from among the options."""
-        ways = (option.way for option in self.options)
-        return next(way.profiles for way in ways if way.is_of(choice.plan))
+        return joining_of((option.way for option in self.options), choice.plan).profiles
 
 
 class Machines(NamedTuple):

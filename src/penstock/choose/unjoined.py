@@ -4,7 +4,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from penstock.choose.choose import Choice, Joining, Machines, best_of, decided, on_hosts_of, save
+from penstock.choose.choose import (
+    Choice,
+    Joining,
+    Machines,
+    best_of,
+    decided,
+    joining_of,
+    on_hosts_of,
+    save,
+)
 from penstock.choose.prepare import machines
 from penstock.errors import PlanError
 from penstock.plan.plan import Decision, Plan
@@ -39,7 +48,7 @@ def unjoined_choice(
     words = f"{plan.plan.share_words}, none joined"
     made = (Decision("micro-batches", words, "search", f"joined ones were tried: {problem}"),)
     apart = plan._replace(plan=on_hosts_of(decided(plan.plan, made), cluster))
-    profiles = next(way.profiles for way in ways if way.is_of(apart.plan))
+    profiles = joining_of(ways, apart.plan).profiles
     save(session.folder, apart.captured, apart.plan, profiles, cluster)
     if session.basis is not None:  # a plan that is made again joins none either
         session.may_replan_by(session.basis._replace(ways=tuple(ways)))

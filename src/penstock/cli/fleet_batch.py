@@ -1,11 +1,12 @@
 """penstock fleet batch: how many ranks and which batch, by time and by cost, from short runs."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
 from penstock.cli import face
+from penstock.cli.of_flags import of_flags
 from penstock.errors import EstimateError
 from penstock.files import Json
 from penstock.units import format_seconds
@@ -16,21 +17,26 @@ if TYPE_CHECKING:
 _MOST_SHOWN = 20  # options; --json has them all
 
 
-def batch(  # noqa: PLR0913 - the flags of the command
-    runs: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of short runs.")],
-    ranks: Annotated[str, typer.Option(metavar="N,N,...", help="Numbers of ranks.")] = "1,2,4,8",
+class BatchFlags(NamedTuple):
+    """Runs, and what is looked for."""
+
+    runs: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of short runs.")]
+    ranks: Annotated[str, typer.Option(metavar="N,N,...", help="Numbers of ranks.")] = "1,2,4,8"
     batches: Annotated[
         str | None, typer.Option(metavar="N,N,...", help="Samples of a step; default: the runs'.")
-    ] = None,
+    ] = None
     steps: Annotated[
         float, typer.Option(min=1, help="To the target, with the first run's batch.")
-    ] = 1000.0,
-    price: Annotated[float, typer.Option(min=0, help="Dollars an hour of a rank.")] = 1.0,
-    objective: Annotated[
-        Literal["time", "cost"], typer.Option(help="What is to be least.")
-    ] = "time",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
-) -> None:
+    ] = 1000.0
+    price: Annotated[float, typer.Option(min=0, help="Dollars an hour of a rank.")] = 1.0
+    objective: Annotated[Literal["time", "cost"], typer.Option(help="What is to be least.")] = (
+        "time"
+    )
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False
+
+
+@of_flags
+def batch(flags: BatchFlags) -> None:
     """Say how many ranks and which batch reach a target soonest, or for least money.
 
     Short runs of the job with unlike ranks or batches tell how long a step takes and how noisy
@@ -40,15 +46,17 @@ def batch(  # noqa: PLR0913 - the flags of the command
     """
     from penstock.fleet.batch_size import phase_of, phases
 
-    told = [phase_of(folder) for folder in runs]
+    told = [phase_of(folder) for folder in flags.runs]
     found = phases(told)
-    sizes = _numbers("--batches", batches) if batches else sorted({one.batch for one in told})
-    over = [(count, size) for count in _numbers("--ranks", ranks) for size in sizes]
-    options = found.options(over, steps=steps, batch=told[0].batch, usd_per_hour=price)
-    options.sort(key=lambda one: (one.seconds if objective == "time" else one.usd, one.ranks))
-    if as_json:
+    sizes = sorted({one.batch for one in told})
+    sizes = _numbers("--batches", flags.batches) if flags.batches else sizes
+    over = [(count, size) for count in _numbers("--ranks", flags.ranks) for size in sizes]
+    options = found.options(over, steps=flags.steps, batch=told[0].batch, usd_per_hour=flags.price)
+    options.sort(key=lambda one: (one.seconds if flags.objective == "time" else one.usd, one.ranks))
+    if flags.as_json:
         rows: list[Json] = [dict(one._asdict()) for one in options]
-        face.show_json({"noise_scale_samples": found.scale, "objective": objective, "rows": rows})
+        about: dict[str, Json] = {"noise_scale_samples": found.scale, "objective": flags.objective}
+        face.show_json({**about, "rows": rows})
     else:
         _show(options, found.scale)
 

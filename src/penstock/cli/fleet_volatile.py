@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, cast
 import typer
 
 from penstock.cli import face
+from penstock.cli.of_flags import of_flags
 from penstock.errors import FleetError
 from penstock.files import Json
 from penstock.units import format_seconds
@@ -70,20 +71,25 @@ class _Volatility(NamedTuple):
         return found
 
 
-def volatile(  # noqa: PLR0913 - one argument per flag
-    ranks: Annotated[int, typer.Option(help="How many ranks are asked for.")],
-    survival: Annotated[float, typer.Option(help="The chance that a rank is there.")] = 1.0,
+class VolatileFlags(NamedTuple):
+    """Of which ranks, and what is asked of them."""
+
+    ranks: Annotated[int, typer.Option(help="How many ranks are asked for.")]
+    survival: Annotated[float, typer.Option(help="The chance that a rank is there.")] = 1.0
     descent: Annotated[
         str | None, typer.Option(metavar="START,BETA,NOISE", help="Of the bound of the error.")
-    ] = None,
-    target: Annotated[float | None, typer.Option(help="The error to come down to.")] = None,
+    ] = None
+    target: Annotated[float | None, typer.Option(help="The error to come down to.")] = None
     prices: Annotated[
         Path | None, typer.Option(metavar="CSV", help="Columns usd_per_hour and seconds.")
-    ] = None,
-    busy: Annotated[float | None, typer.Option(help="Hours of all steps without waits.")] = None,
-    deadline: Annotated[float | None, typer.Option(help="Hours until the end.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
-) -> None:
+    ] = None
+    busy: Annotated[float | None, typer.Option(help="Hours of all steps without waits.")] = None
+    deadline: Annotated[float | None, typer.Option(help="Hours until the end.")] = None
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False
+
+
+@of_flags
+def volatile(flags: VolatileFlags) -> None:
     """Say what it costs that ranks come and go: variance, steps, and which bids are cheapest.
 
     --descent and --target: the steps to an error, and the cheapest growth to at most --ranks.
@@ -92,15 +98,17 @@ def volatile(  # noqa: PLR0913 - one argument per flag
 
     Example: penstock fleet volatile --ranks 8 --survival 0.9
     """
-    _check_together(descent=descent, target=target)
-    _check_together(prices=prices, busy=busy, deadline=deadline)
-    found = _Volatility(ranks, survival)
-    if descent is not None and target is not None:
-        found = found._replace(descent=_steps(_descent(descent), target, ranks, survival))
-    if prices is not None and busy is not None and deadline is not None:
-        bids = _bids(prices, ranks, busy_s=3600 * busy, deadline_s=3600 * deadline)
+    _check_together(descent=flags.descent, target=flags.target)
+    _check_together(prices=flags.prices, busy=flags.busy, deadline=flags.deadline)
+    ranks, busy, deadline = flags.ranks, flags.busy, flags.deadline
+    found = _Volatility(ranks, flags.survival)
+    if flags.descent is not None and flags.target is not None:
+        steps = _steps(_descent(flags.descent), flags.target, ranks, flags.survival)
+        found = found._replace(descent=steps)
+    if flags.prices is not None and busy is not None and deadline is not None:
+        bids = _bids(flags.prices, ranks, busy_s=3600 * busy, deadline_s=3600 * deadline)
         found = found._replace(bids=bids)
-    if as_json:
+    if flags.as_json:
         face.show_json(found.to_json())
     else:
         face.show(_words(found))

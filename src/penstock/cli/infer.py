@@ -8,6 +8,7 @@ import typer
 
 from penstock.choose import prepare
 from penstock.cli import face
+from penstock.cli.of_flags import of_flags
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.order import placed
 from penstock.errors import ClusterError, RunError
@@ -27,50 +28,57 @@ _WINDOW = 8  # batches at most
 _NEAR, _NEAR_IN_LOW_PRECISION = 1e-5, 2e-2  # relative; rounding in another order
 
 
-def infer(  # long: the flags of the command  # noqa: PLR0913
-    job: Annotated[str, typer.Argument(metavar="JOB", help="A file.py[:name] or module[:name].")],
+class InferFlags(NamedTuple):
+    """Of what, on which machines, and what is kept."""
+
+    job: Annotated[str, typer.Argument(metavar="JOB", help="A file.py[:name] or module[:name].")]
     cluster: Annotated[
         Path | None, typer.Option(help="Machines (TOML); default: this machine.")
-    ] = None,
-    ranks: Annotated[int | None, typer.Option(min=1, help="At most so many ranks.")] = None,
-    batches: Annotated[int, typer.Option(min=1, help="Micro-batches of the job's data.")] = 32,
+    ] = None
+    ranks: Annotated[int | None, typer.Option(min=1, help="At most so many ranks.")] = None
+    batches: Annotated[int, typer.Option(min=1, help="Micro-batches of the job's data.")] = 32
     weights: Annotated[
         Path | None, typer.Option(help="Folder of a run; default: the initial weights.")
-    ] = None,
+    ] = None
     out: Annotated[
         Path | None, typer.Option(help="Folder for what the model returns (safetensors).")
-    ] = None,
+    ] = None
     rehearse: Annotated[
         bool, typer.Option("--rehearse", help="Sleep for the seconds of each device instead.")
-    ] = False,
+    ] = False
     compare: Annotated[
         bool, typer.Option("--compare", help="Run an even split too, and show both.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
-) -> None:
+    ] = False
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False
+
+
+@of_flags
+def infer(flags: InferFlags) -> None:
     """Find the fastest forward pipeline, run batches through it, and keep what the model returns.
 
     Example: penstock infer examples/gpt.py --ranks 2 --batches 64 --out outputs
     """
-    if out is not None:
-        face.check_place(out / "00000000.safetensors")
+    if flags.out is not None:
+        face.check_place(flags.out / "00000000.safetensors")
     with face.only_results():
-        asked = _asked(load_job(job), cluster, ranks, weights)
-        _check_machines(asked.cluster, cluster, rehearse=rehearse)
-        found = best_stream(asked.captured.graph, asked.profiles, asked.cluster, most=ranks)
+        asked = _asked(load_job(flags.job), flags.cluster, flags.ranks, flags.weights)
+        _check_machines(asked.cluster, flags.cluster, rehearse=flags.rehearse)
+        found = best_stream(asked.captured.graph, asked.profiles, asked.cluster, most=flags.ranks)
         even = even_stream(
             asked.captured.graph, asked.profiles, asked.cluster, found.plan.num_ranks
         )
-        folder = None if rehearse else out
-        ran = _run(asked, found, batches, folder, rehearse=rehearse)
-        second = _run(asked, even, batches, None, rehearse=rehearse)[0] if compare else None
+        folder = None if flags.rehearse else flags.out
+        ran = _run(asked, found, flags.batches, folder, rehearse=flags.rehearse)
+        second = None
+        if flags.compare:
+            second = _run(asked, even, flags.batches, None, rehearse=flags.rehearse)[0]
     document = _document(asked, found, even, (*ran, second))
-    if as_json:
+    if flags.as_json:
         face.show_json(document)
     else:
         _show(found, document)
-    if out is not None and not rehearse:
-        face.say(f"wrote {batches} files to {out}")
+    if flags.out is not None and not flags.rehearse:
+        face.say(f"wrote {flags.batches} files to {flags.out}")
     if document["ok"] is False:
         raise RunError(
             str(document["outputs"]), hint="report this: no plan may change what it runs"

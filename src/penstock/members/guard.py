@@ -407,9 +407,9 @@ class Guardian:
     """What a rank keeps of another one, and gives to the one that guards it."""
 
     def __init__(self, rank: Rank, program: Program) -> None:
-        assert program.guard is not None, "the plan says how"
-        self.rank, (self._every, self._apart, _) = rank, program.guard
-        self._giver = _Giver(rank, program, program.guard)
+        assert program.end.guard is not None, "the plan says how"
+        self.rank, (self._every, self._apart, _) = rank, program.end.guard
+        self._giver = _Giver(rank, program, program.end.guard)
         self._copy: _Ward | None = None
         self._own = list[Slot]()  # where this rank writes
         self._give: Passing | None = None  # where no memory is shared

@@ -402,7 +402,7 @@ class RunMember:
     @staticmethod
     def _guarded(rank: Rank, program: Program, step: int) -> tuple[Guardian | None, int]:
         """Return what keeps a copy of another rank, if any does, and the bytes that came for it."""
-        if program.guard is None:
+        if program.end.guard is None:
             if rank.transport.is_queued:  # its channels are opened in one order
                 rank.transport.barrier()
             return None, 0

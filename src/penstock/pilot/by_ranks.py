@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from penstock.choose.choose import joining_of
 from penstock.errors import PlanError
 from penstock.files import read_json, write_text
 from penstock.graph.merge import ahead
@@ -91,7 +92,7 @@ def plans_by_ranks(plan: Plan, ways: PlanBasis) -> dict[int, Plan]:
     Raises:   PlanError: see `check_by_ranks`.
     """
     check_by_ranks(plan)
-    graph, found = ways.way(plan).captured.graph, dict[int, Plan]()
+    graph, found = joining_of(ways.ways, plan).captured.graph, dict[int, Plan]()
     for count in range(1, plan.replicas + 1):
         shares = (plan.num_micro_batches,) * count
         counts = Counts(plan.cuts, plan.schedule, plan.num_ranks, shares)

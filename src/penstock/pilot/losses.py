@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from penstock.choose.choose import Choice, Joining, Machines, best_of, decided
+from penstock.choose.choose import Choice, Joining, Machines, best_of, decided, joining_of
 from penstock.cluster.cluster import Cluster
 from penstock.errors import PenstockError, PlanError
 from penstock.graph.graph import Graph
@@ -43,21 +43,17 @@ class PlanBasis:
     cluster: Cluster
     fixed: Fixed
 
-    def way(self, plan: Plan) -> Joining:
-        """Return the way in which the job's micro-batches are joined in a plan, and its step."""
-        return next(way for way in self.ways if way.is_of(plan))
-
     def choice_of(self, plan: Plan) -> Choice:
         """Return a plan with the job and the step that it is of.
 
         Raises:   PlanError: it joins micro-batches, or has slices, as none of these does.
         """
-        if not any(way.is_of(plan) for way in self.ways):
+        try:
+            return joining_of(self.ways, plan).choice(plan)
+        except LookupError:
             message = f"the plan has {plan.terms.joined} of the job's micro-batches as one"
             message += f", {dict(plan.terms.split)} in slices"
-            raise PlanError(message, hint="give all members the same job file")
-        way = self.way(plan)
-        return Choice(way.job, way.captured, plan)
+            raise PlanError(message, hint="give all members the same job file") from None
 
 
 class WayOn(NamedTuple):
@@ -85,7 +81,7 @@ def committing(plan: Plan, ways: PlanBasis) -> Plan:
     Where a rank holds something alone, another one has a copy, in the way that costs least.
     """
     own = plan.changed(commits=True, guard=None, compiled=False, post_validation=False)
-    return safe(own, ways.way(plan), ways.cluster)
+    return safe(own, joining_of(ways.ways, plan), ways.cluster)
 
 
 def survives(plan: Plan, ways: Sequence[Joining], cluster: Cluster) -> bool:
@@ -179,7 +175,7 @@ def fits(plan: Plan, cluster: Cluster) -> bool:
 def try_rerouted(plan: Plan, program: Program, left: Sequence[int], ways: PlanBasis) -> "_Rerouted":
     """Return `rerouted`, priced; or None where that is impossible, or does not fit."""
     try:
-        graph = ways.way(plan).captured.graph
+        graph = joining_of(ways.ways, plan).captured.graph
         made, order = rerouted(plan, graph, program, left)
         made = committing(made, ways)
         lower_plan(made, graph)

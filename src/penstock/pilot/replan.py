@@ -46,6 +46,7 @@ from penstock.choose.choose import (
     decided,
     for_plan,
     found_in_units,
+    joining_of,
     predicted,
     save,
 )
@@ -277,15 +278,12 @@ class Replanner:
 
     def choice_of(self, plan: Plan) -> Choice:
         """Return a plan with the job and the step that it is of."""
-        way = self._way(plan)
-        if way is not None:
-            return Choice(way.job, way.captured, plan)
+        try:
+            return joining_of(self.basis.ways, plan).choice(plan)
+        except LookupError:  # this rank has not traced the step of the plan
+            pass
         whole = next(way for way in self.basis.ways if way.joined == 1)
-        # This rank has not traced the step of the plan.
         return Choice(*for_plan(whole.job, plan, whole.captured, SILENT), plan)
-
-    def _way(self, plan: Plan) -> Joining | None:
-        return next((way for way in self.basis.ways if way.is_of(plan)), None)
 
     def _agree(self, choice: Choice, windows: "Windows", transport: "Transport") -> None:
         from penstock.choose.same_start import run_facts
@@ -374,9 +372,7 @@ class Replanner:
         """Ask for other shares of the plan that runs, if they make its step shorter."""
         start, plan = time.perf_counter(), self.choice.plan
         factors, now = self._now(posts), slowed(self._corrected(posts), self._now(posts))
-        way = self._way(plan)
-        assert way is not None, "the plan that runs was found by it"
-        profiles = now.profiles(way.profiles)
+        profiles = now.profiles(joining_of(self.basis.ways, plan).profiles)
         judge = Judge(self.choice.captured.graph, profiles, now.cluster)
         own = plan.changed(hosts=())
         found = shifted(judge, own, is_over=lambda: time.perf_counter() - start > _SHARING_S)
@@ -466,7 +462,7 @@ class Replanner:
         now = slowed(plain, factors)
         ways = [way._replace(profiles=now.profiles(way.profiles)) for way in self.basis.ways]
         old = self.choice.plan
-        own = next(way.profiles for way in ways if way.is_of(old))
+        own = joining_of(ways, old).profiles
         judge = Judge(self.choice.captured.graph, own, now.cluster)
         before_s = judge.candidate(old.changed(hosts=()), as_said=True).step_s
         fixed = replace(self.basis.fixed, ranks=old.total_ranks, as_placed=True)
@@ -474,7 +470,7 @@ class Replanner:
             found = _found(ways, old, fixed, Machines(now.cluster), limit_s)
         except PlanError:  # in so short a time, or within the memory
             return {"search_s": time.perf_counter() - start, "replan": None, "plan": ""}
-        rows = next(way.profiles for way in ways if way.is_of(found.plan))
+        rows = joining_of(ways, found.plan).profiles
         found = found_in_units(found, self.basis.units, fixed, profiles=rows, cluster=now.cluster)
         plan = found.plan.changed(hosts=old.place.hosts)
         after_s, search_s = _predicted_s(found), time.perf_counter() - start
@@ -503,9 +499,8 @@ class Replanner:
         """Write the files of the plan that is run from now on, in place of `before`."""
         self._plain = self._lead.now or self._there
         now, plan = slowed(self._plain, made.factors), self.choice.plan
-        captured, way = self.choice.captured, self._way(plan)
-        assert way is not None, "it was found by it"
-        profiles = now.profiles(way.profiles)
+        captured = self.choice.captured
+        profiles = now.profiles(joining_of(self.basis.ways, plan).profiles)
         plan = predicted(plan, captured.graph, profiles, now.cluster)
         why = Decision("replanned", f"after {made.step:,} steps", "search", made.why)
         self.choice = self.choice._replace(plan=decided(plan, [why]))

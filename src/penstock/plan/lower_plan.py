@@ -14,13 +14,14 @@ from penstock.graph.stages import Stage, StageEdge, Stages
 from penstock.graph.tensor.cuts import collect_points, collects_of
 from penstock.graph.wire import message_bytes, summed_bytes
 from penstock.plan.plan import Plan, check_fits, schedule_of
-from penstock.program.edges import Collected, Edge, StageBytes, TiedGroup
+from penstock.program.edges import Collected, Edge, StageBytes, StageGraph, TiedGroup
 from penstock.program.lower import lower_schedule
 from penstock.program.passes.delay import delay
 from penstock.program.passes.offload import offload
 from penstock.program.passes.receive_early import receive_early
 from penstock.program.passes.shard import shard
 from penstock.program.program import Program
+from penstock.program.step_end import StepEnd
 from penstock.schedule.figures import reads_alike
 from penstock.schedule.orders import B
 from penstock.schedule.recipe import trains
@@ -64,40 +65,24 @@ def lower_plan(  # long: what a plan says, field by field
               has B read other weights than F, of which some ops are to be repeated.
     """
     stages = stages_of(plan, graph) if stages is None else stages
-    nodes = graph.nodes
     largest = schedule or schedule_of(plan, num_steps=num_steps)  # 3 in docs/architecture.md
     _check_repeats(plan, largest)
     made = {plan.num_micro_batches: largest}
     for share in set(plan.place.shares) - set(made):
         made[share] = schedule_of(plan, share=share)
+    agreed = plan.agreement
     program = lower_schedule(
         [made[share] for share in plan.grid.shares],
-        edges=[
-            Edge(
-                e.kind,
-                e.source,
-                e.target,
-                _held_in(e, largest) * message_bytes(graph, e.values, bits),
-                tuple(starmap(Collected, collects_of(graph, e).items())),
-            )
-            for e, bits in zip(stages.edges, bits_of(plan, stages), strict=True)
-        ],
-        tied=[
-            TiedGroup(word_of(nodes[p].name), held, graph.kept_bytes(p)) for p, held in stages.tied
-        ],
-        clip=plan.agreement.clip,
-        commits=plan.agreement.commits,
-        guard=plan.agreement.guard,
-        bits=bits_of(plan, stages) if plan.terms.rounds else (),
-        post_validation=plan.agreement.clip and plan.agreement.post_validation,
-        stages=stages.stages,
-        stage_bytes=[
-            _bytes_of(stage, plan, graph, (stages.shared, plan.replicas * len(ranks)))
-            for stage, ranks in zip(stages.stages, largest.stage_ranks, strict=True)
-        ],
-        far=plan.far,
+        _stage_graph(plan, graph, stages, largest),
+        StepEnd(
+            agreed.clip,
+            agreed.clip and agreed.post_validation,
+            agreed.commits,
+            agreed.guard,
+            plan.averages,
+        ),
         tensor=plan.tensor,
-        averages=plan.averages,
+        far=plan.far,
     )
     if plan.shards or plan.far:  # 5 in docs/architecture.md
         ahead, parts = plan.overlap.prefetch, plan.place.parts
@@ -107,6 +92,30 @@ def lower_plan(  # long: what a plan says, field by field
     if plan.offloads:
         program = offload(program, plan.offload, beside=plan.overlap.beside)
     return receive_early(program, distance=plan.overlap.early) if plan.overlap.early else program
+
+
+def _stage_graph(plan: Plan, graph: Graph, stages: Stages, largest: Schedule) -> StageGraph:
+    """Return what goes between the stages of a plan, and what they hold."""
+    edges = (
+        Edge(
+            e.kind,
+            e.source,
+            e.target,
+            _held_in(e, largest) * message_bytes(graph, e.values, bits),
+            tuple(starmap(Collected, collects_of(graph, e).items())),
+        )
+        for e, bits in zip(stages.edges, bits_of(plan, stages), strict=True)
+    )
+    tied = (
+        TiedGroup(word_of(graph.nodes[p].name), held, graph.kept_bytes(p))
+        for p, held in stages.tied
+    )
+    sizes = (
+        _bytes_of(stage, plan, graph, (stages.shared, plan.replicas * len(ranks)))
+        for stage, ranks in zip(stages.stages, largest.stage_ranks, strict=True)
+    )
+    bits = bits_of(plan, stages) if plan.terms.rounds else ()
+    return StageGraph(tuple(edges), tuple(tied), tuple(sizes), tuple(bits), stages.stages)
 
 
 def _check_repeats(plan: Plan, schedule: Schedule) -> None:

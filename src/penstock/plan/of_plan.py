@@ -41,7 +41,8 @@ def lower(
         message = f"{name_of(of.schedule)} drains only at the end of a window, and none is given"
         raise PlanError(message, hint="say of how many steps: lower(plan, graph, num_steps=8)")
     program = lower_plan(of, graph, num_steps=num_steps or 1)
-    return replace(program, stages=Origin(of, graph, stages_of(of, graph)))
+    origin = Origin(of, graph, stages_of(of, graph))
+    return replace(program, graph=replace(program.graph, stages=origin))
 
 
 def origin_of(program: Program) -> Origin:
@@ -49,7 +50,7 @@ def origin_of(program: Program) -> Origin:
 
     Raises:   ProgramError: it is not known: a schedule alone, or a program from a file.
     """
-    if not isinstance(program.stages, Origin):
+    if not isinstance(program.graph.stages, Origin):
         hint = "lower a plan with its graph: lower(plan, graph)"
         raise ProgramError("the program does not know the stages of a model", hint=hint)
-    return program.stages
+    return program.graph.stages

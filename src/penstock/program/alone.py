@@ -37,6 +37,7 @@ def fewest_holders(program: Program) -> int:
     for own in alone(program):
         for stage in own:
             count[stage] = 1
-    shared = () if program.guard is None else program.guard.shared
-    kept = {*shared, *(s for own in alone(program) for s in own if program.guard is not None)}
+    guard = program.end.guard
+    shared = () if guard is None else guard.shared
+    kept = {*shared, *(s for own in alone(program) for s in own if guard is not None)}
     return min(number + (stage in kept) for stage, number in enumerate(count))

@@ -1,6 +1,7 @@
 """Edges and groups: what the instructions of a program refer to, and the bytes of its stages."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from penstock.errors import ProgramError
@@ -51,6 +52,22 @@ class StageBytes(NamedTuple):
     activations: int = 0  # from F to B (or I), per micro-batch, received values not counted
     deferred: int = 0  # from I to W, per micro-batch
     summed: int = 0  # of gradients, in the dtype in which they travel; 0: as large as the weights
+
+
+@dataclass(frozen=True, slots=True)
+class StageGraph:
+    """The stages of a program: what goes from one to another, what they share and hold.
+
+    stage_bytes:  empty: sizes unknown.
+    bits:         of a number in messages of each edge; empty: all as they are.
+    stages:       what a runtime executes for each; it is not saved in a file.
+    """
+
+    edges: tuple[Edge, ...] = ()
+    tied: tuple[TiedGroup, ...] = ()
+    stage_bytes: tuple[StageBytes, ...] = ()
+    bits: tuple[int, ...] = ()
+    stages: object = field(default=(), compare=False, repr=False)
 
 
 def check_edges(edges: Iterable[Edge], num_stages: int) -> None:

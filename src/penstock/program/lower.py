@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import ProgramError
 from penstock.program.codes import REDUCE, UPDATE, Codes, concatenate, small_type
-from penstock.program.edges import Edge, StageBytes, TiedGroup, check_edges, check_tied
-from penstock.program.instructions import Guarding
+from penstock.program.edges import Edge, StageGraph, check_edges, check_tied
 from penstock.program.issue import (
     Clock,
     Inbox,
@@ -34,6 +33,7 @@ from penstock.program.program import Program
 from penstock.program.reductions import AFTER_UPDATES, AT_THE_END
 from penstock.program.rules import Columns
 from penstock.program.slots import assign_slots
+from penstock.program.step_end import StepEnd
 from penstock.program.wiring import Wiring, laws, wire
 from penstock.schedule.grid import Grid
 from penstock.schedule.orders import B, F, I, U
@@ -46,22 +46,14 @@ def lower(schedule: Schedule) -> Program:
     return lower_schedule(schedule)
 
 
-def lower_schedule(  # long: its arguments, passed on  # noqa: PLR0913 - what a stage graph knows, taken apart
+def lower_schedule(
     schedule: Schedule | Sequence[Schedule],
+    graph: StageGraph | None = None,
+    end: StepEnd = StepEnd(),  # noqa: B008 - a frozen record
     *,
-    edges: Sequence[Edge] | None = None,
-    tied: Sequence[TiedGroup] = (),
     replicas: int = 1,
-    clip: bool = False,
-    post_validation: bool = False,
-    stages: Sequence[object] = (),
-    stage_bytes: Sequence[StageBytes] = (),
-    bits: Sequence[int] = (),
-    far: AbstractSet[int] = frozenset(),
-    commits: bool = False,
-    guard: Guarding | None = None,
     tensor: int = 1,
-    averages: str = "",
+    far: AbstractSet[int] = frozenset(),
 ) -> Program:
     """Return the program of `replicas` copies of `schedule`, or one copy of each of several.
 
@@ -72,15 +64,9 @@ def lower_schedule(  # long: its arguments, passed on  # noqa: PLR0913 - what a 
     Copies to far memory come where the schedule lists them (passes/offload_listed.py).
 
     schedule: several must have the same sizes, except for the micro-batches of a step.
-    edges:    default: a chain, F from each stage to the next and B back.
-    clip:     also sum the norm of the gradient over each replica before its updates, or with
-              `post_validation` after them: an update is then undone where it was wrong.
+    graph:    None: a chain, F from each stage to the next and B back.
     tensor:   so many of the copies, one after the other, divide the ops of each stage.
-    stages, stage_bytes, bits: passed on to the program.
-    commits:  a step counts, and is updated, only once all ranks have come to its end.
-    guard:    passed on to the program; None: no rank gives another one a copy.
     far:      stages whose sums leave the gradients in far memory, as a sum in shards.
-    averages: passed on to the program: how replicas average weights in place of summing gradients.
     Raises:   ProgramError: an invalid edge or group; sums for which the order has no place;
               schedules that cannot run side by side.
     """
@@ -88,46 +74,31 @@ def lower_schedule(  # long: its arguments, passed on  # noqa: PLR0913 - what a 
     if len(many) % tensor:
         message = f"{len(many)} replicas cannot divide the ops of stages by {tensor}"
         raise ProgramError(message, hint=f"give a multiple of {tensor} replicas")
-    _check_wishes(many, replicas, post_validation)
-    averages = averages if len(many) > 1 else ""
+    _check_wishes(many, replicas, end.post_validation)
     largest = max(many, key=lambda one: one.num_micro_batches)
     backward = bool((largest.orders.kinds != F).any())
-    wires = chain(largest.num_stages, backward=backward) if edges is None else tuple(edges)
-    check_edges(wires, largest.num_stages)
-    check_tied(tied, largest.num_stages)
+    averages = end.averages if backward and len(many) > 1 else ""
+    end = replace(end, averages=averages, post_validation=backward and end.post_validation)
+    graph = graph or StageGraph(chain(largest.num_stages, backward=backward))
+    check_edges(graph.edges, largest.num_stages)
+    check_tied(graph.tied, largest.num_stages)
     lives = {id(one): _homes(one) for one in many}
     grid = Grid(largest.num_ranks, tuple(one.num_micro_batches for one in many), tensor)
     holders = [_on(lives[id(one)], grid.ranks_of(at)) for at, one in enumerate(many)]
-    of = holders, tied, clip, stage_bytes
-    sums = needed(
-        *of,
-        post_validation=post_validation,
-        sharded=far,
-        commits=commits,
-        guards=guard is not None,
-        tensor=tensor,
-        averages=averages,
-    )
+    sums = needed(holders, graph, end, sharded=far, tensor=tensor)
     sums = sums if largest.has_updates else as_made(sums, largest.orders, grid)
     # 4 in docs/architecture.md
-    code = _side_by_side(many, grid, sums if backward else (), wire(largest.num_stages, wires))
-    code = with_collects(code, wires, grid)
+    wires = wire(largest.num_stages, graph.edges)
+    code = _side_by_side(many, grid, sums if backward else (), wires)
     program = Program(
         *(largest.num_stages, largest.num_micro_batches),
-        code,
-        wires,
-        *(largest.num_steps, largest.weight_rule),
-        tuple(tied),
-        *(len(many), clip),
-        tuple(stage_bytes),
-        grid.shares,
-        bits=tuple(bits),
-        together=largest.together,
-        commits=commits,
-        guard=guard,
+        with_collects(code, graph.edges, grid),
+        graph,
+        end,
+        *(largest.num_steps, largest.weight_rule, len(many)),
         tensor=tensor,
-        averages=averages if backward else "",
-        stages=tuple(stages),
+        shares=grid.shares,
+        together=largest.together,
     )
     return offload_listed(program, many)
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.program.edges import StageBytes, TiedGroup
+from penstock.program.edges import StageBytes, StageGraph
 from penstock.program.partners import averages_of
 from penstock.program.reductions import (
     AT_THE_END,
@@ -23,6 +23,7 @@ from penstock.program.reductions import (
     SumHow,
     Validate,
 )
+from penstock.program.step_end import StepEnd
 from penstock.schedule.grid import Grid
 from penstock.schedule.orders import B, Orders, W
 
@@ -49,53 +50,47 @@ class NeededSums(NamedTuple):
     needs: NDArray[np.int64]
 
 
-def needed(  # long: its words  # noqa: PLR0913 - what a plan says of sums
+def needed(  # long: its words
     holders: Holders,
-    tied: Sequence[TiedGroup],
-    clip: bool,
-    stage_bytes: Sequence[StageBytes] = (),
+    graph: StageGraph,
+    end: StepEnd,
     *,
-    post_validation: bool = False,
     sharded: AbstractSet[int] = frozenset(),
-    commits: bool = False,
-    guards: bool = False,
     delays: bool = False,
     tensor: int = 1,
-    averages: str = "",
 ) -> tuple[Needed, ...]:
     """Return the reductions of every step, in the order in which a gradient needs them.
 
     Tied groups inside each replica, then each stage over all its ranks, then (to clip by it) the
     norm over each replica: with `post_validation` after the updates.  A stage on one rank needs no
-    sum over replicas.  Last, where a step `commits`, a word of all ranks; right before it, where it
-    `guards`, what each rank gives its guard.
+    sum over replicas, and where weights are averaged gradients are summed over the ranks of a
+    replica only.  Last, where a step commits, a word of all ranks; right before it, where there are
+    guards, what each rank gives its guard.
 
     sharded:  stages of which each rank keeps a shard, or all of it in far memory, and which their
               sum leaves there; with any, a norm is over all replicas.
     delays:   whether sums over replicas are of the step before.
     tensor:   replicas that divide the ops of each stage: each is summed with those that have the
               same slices; a norm is over all of them.
-    averages: how replicas average weights, as `Program.averages`; then gradients are summed over
-              the ranks of a replica only.
     """
     found: list[Needed] = []
-    for group in tied:
+    for group in graph.tied:
         for stages in holders:
             ranks = _union(stages[stage] for stage in group.stages)
             found.append(Needed(Sum("tied", group.name, ranks, 0, group.size_bytes), group.stages))
     num_stages = len(holders[0])
     groups = [holders[slice_::tensor] for slice_ in range(tensor)]
-    if averages:
+    if end.averages:
         groups = [[replica] for replica in holders]
     for stage, group in product(range(num_stages), groups):
         ranks = _union(replica[stage] for replica in group)
-        held = stage_bytes[stage] if stage_bytes else StageBytes()
-        size_bytes = held.weights if averages else held.summed or held.weights
+        held = graph.stage_bytes[stage] if graph.stage_bytes else StageBytes()
+        size_bytes = held.weights if end.averages else held.summed or held.weights
         if len(ranks) > 1 or stage in sharded:
             how: SumHow = "shards" if stage in sharded else "delayed" if delays else "replicas"
             found.append(Needed(Sum(how, f"stage{stage}", ranks, 0, size_bytes), (stage,)))
-    if clip:
-        clips = Validate if post_validation else Norm
+    if end.clip:
+        clips = Validate if end.post_validation else Norm
         everywhere = [[ranks for stages in holders for ranks in stages]]
         sliced = [
             [_union(ranks) for ranks in zip(*holders[at : at + tensor], strict=True)]
@@ -104,14 +99,14 @@ def needed(  # long: its words  # noqa: PLR0913 - what a plan says of sums
         for stages in everywhere if sharded else sliced:
             found.append(Needed(clips(_union(stages)), tuple(range(num_stages))))
     everyone = _union(ranks for stages in holders for ranks in stages)
-    if guards:
+    if end.guard is not None:
         found.append(Needed(Guard(everyone), tuple(range(num_stages))))
-    if commits:
+    if end.commits:
         found.append(Needed(Commit(everyone), tuple(range(num_stages))))
-    for stage in range(num_stages) if averages else ():
-        held = stage_bytes[stage] if stage_bytes else StageBytes()
+    for stage in range(num_stages) if end.averages else ():
+        held = graph.stage_bytes[stage] if graph.stage_bytes else StageBytes()
         among = [replica[stage] for replica in holders]
-        made = averages_of(averages, stage, among, held.weights)
+        made = averages_of(end.averages, stage, among, held.weights)
         found += (Needed(one, (stage,)) for one in made)
     return tuple(found)
 

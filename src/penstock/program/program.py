@@ -10,7 +10,7 @@ instructions.py says how to read them.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from penstock.program.codes import COMPUTE, RECEIVE, RELOAD, UPDATE, Codes
 from penstock.program.edges import Collected as Collected
 from penstock.program.edges import Edge as Edge
 from penstock.program.edges import StageBytes as StageBytes
+from penstock.program.edges import StageGraph as StageGraph
 from penstock.program.edges import TiedGroup as TiedGroup
 from penstock.program.edges import check_edges, check_tied
 from penstock.program.instructions import BeginOffload as BeginOffload
@@ -30,7 +31,6 @@ from penstock.program.instructions import BeginReload as BeginReload
 from penstock.program.instructions import Code as Code
 from penstock.program.instructions import Collect as Collect
 from penstock.program.instructions import Compute as Compute
-from penstock.program.instructions import Guarding
 from penstock.program.instructions import Instruction as Instruction
 from penstock.program.instructions import Offload as Offload
 from penstock.program.instructions import Receive as Receive
@@ -40,6 +40,7 @@ from penstock.program.instructions import Send as Send
 from penstock.program.instructions import Unshard as Unshard
 from penstock.program.instructions import Update as Update
 from penstock.program.reductions import Sum
+from penstock.program.step_end import StepEnd as StepEnd
 from penstock.program.text import from_json, to_json, to_text
 from penstock.program.verify import verify
 from penstock.schedule.grid import Grid, misfit, misplaced, unlike, written
@@ -69,7 +70,6 @@ class Program:
 
     `code` may be given as tuples of instructions, one per rank; they are kept as arrays.
     So many replicas as `tensor` says have the same micro-batches, and divide the ops of each stage.
-    `stages` is what a runtime executes for each stage; it is not saved in a file.
 
     Raises:   ProgramError: a rule of verify.py is broken; the message shows where.
     """
@@ -77,22 +77,15 @@ class Program:
     num_stages: int
     num_micro_batches: int
     code: Codes
-    edges: tuple[Edge, ...] = ()
+    graph: StageGraph = StageGraph()  # noqa: RUF009 - a frozen record
+    end: StepEnd = StepEnd()  # noqa: RUF009 - a frozen record
     num_steps: int = 1
     weight_rule: WeightRule = SYNCHRONOUS
-    tied: tuple[TiedGroup, ...] = ()
     replicas: int = 1
-    clip: bool = False  # by the global norm of the gradient, over all stages of a replica
-    stage_bytes: tuple[StageBytes, ...] = ()  # empty: sizes unknown
+    tensor: int = 1
     shares: tuple[int, ...] = ()  # empty: all have num_micro_batches
-    bits: tuple[int, ...] = ()  # of a number in messages of each edge; empty: all as they are
     together: int = 1  # micro-batches of each B, or W where I stands apart, as in a Schedule
     parts: tuple[int, ...] = ()  # by rank, of what replicas divide; empty: all as much
-    commits: bool = False  # a step counts only once all ranks have come to its end
-    guard: Guarding | None = None  # how another rank keeps a copy of what one alone has
-    tensor: int = 1
-    averages: str = ""  # how replicas average weights (penstock/sums.py), in place of gradients
-    stages: tuple[object, ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "code", Codes.of(self.code))
@@ -100,7 +93,7 @@ class Program:
         object.__setattr__(self, "shares", unlike(self.shares))
         object.__setattr__(self, "parts", self.grid.uneven(self.parts))
         check_edges(self.edges, self.num_stages)
-        check_tied(self.tied, self.num_stages)
+        check_tied(self.graph.tied, self.num_stages)
         verify(self)  # 6 in docs/architecture.md
 
     def _check_sizes(self) -> None:
@@ -122,20 +115,20 @@ class Program:
             raise ProgramError(
                 f"{self.code.num_instructions} instructions for {forwards} forwards", hint=hint
             )
-        if len(self.bits) not in (0, len(self.edges)):
+        bits, stage_bytes = self.graph.bits, self.graph.stage_bytes
+        if len(bits) not in (0, len(self.edges)):
             hint = "give one number for each edge, or none"
-            raise ProgramError(f"bits of {len(self.bits)} of {len(self.edges)} edges", hint=hint)
-        if not all(map(is_wire_bits, self.bits)):
+            raise ProgramError(f"bits of {len(bits)} of {len(self.edges)} edges", hint=hint)
+        if not all(map(is_wire_bits, bits)):
             hint = "a number of a message has 2 to 16 bits, or 32: as it is"
-            raise ProgramError(f"bits of the edges are {written(self.bits)}", hint=hint)
-        if len(self.stage_bytes) not in (0, self.num_stages):
+            raise ProgramError(f"bits of the edges are {written(bits)}", hint=hint)
+        if len(stage_bytes) not in (0, self.num_stages):
             hint = "give one StageBytes per stage, or none"
-            raise ProgramError(
-                f"{len(self.stage_bytes)} stage_bytes for {self.num_stages} stages", hint=hint
-            )
+            message = f"{len(stage_bytes)} stage_bytes for {self.num_stages} stages"
+            raise ProgramError(message, hint=hint)
         if found := misplaced(self.parts, self.grid):
             raise ProgramError(found[0], hint=found[1])
-        if any(number < 0 for one in self.stage_bytes for number in one):
+        if any(number < 0 for one in stage_bytes for number in one):
             raise ProgramError("a number in stage_bytes is below 0", hint="give 0 or more bytes")
 
     def _check_shares(self) -> None:
@@ -153,6 +146,10 @@ class Program:
     @property
     def num_ranks(self) -> int:
         return len(self.code)
+
+    @property
+    def edges(self) -> tuple[Edge, ...]:
+        return self.graph.edges
 
     @property
     def grid(self) -> Grid:
@@ -256,4 +253,4 @@ class Program:
         hint = "is it a program file? make it again"
         content = read_noun(path, ProgramError, "program", hint=hint)
         with damage(f"program {path}", ProgramError, hint=hint):
-            return cls(*from_json(content, tuple(weight_rules)))
+            return from_json(content, tuple(weight_rules), cls)

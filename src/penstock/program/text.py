@@ -11,7 +11,7 @@
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -19,7 +19,7 @@ from penstock.bits import AS_IT_IS
 from penstock.errors import ProgramError
 from penstock.files import Json
 from penstock.program.codes import Codes
-from penstock.program.edges import Collected, Edge, EdgeKind, StageBytes, TiedGroup
+from penstock.program.edges import Collected, Edge, EdgeKind, StageBytes, StageGraph, TiedGroup
 from penstock.program.instructions import (
     CollectHow,
     Guarding,
@@ -27,6 +27,7 @@ from penstock.program.instructions import (
     parse_instruction,
 )
 from penstock.program.reductions import AverageWeights, Reduction, Word, reduction_of
+from penstock.program.step_end import StepEnd
 from penstock.schedule.grid import written
 from penstock.schedule.weight_rule import WeightRule, rule_named
 from penstock.typed import typed
@@ -35,29 +36,6 @@ if TYPE_CHECKING:
     from penstock.program.program import Program
 
 _NUMBERS = ("num_stages", "num_micro_batches", "num_steps", "replicas")
-
-
-class Saved(NamedTuple):
-    """The fields of a program, as read from a file, in their order."""
-
-    num_stages: int
-    num_micro_batches: int
-    code: Codes
-    edges: tuple[Edge, ...]
-    num_steps: int
-    weight_rule: WeightRule
-    tied: tuple[TiedGroup, ...]
-    replicas: int
-    clip: bool
-    stage_bytes: tuple[StageBytes, ...]
-    shares: tuple[int, ...]
-    bits: tuple[int, ...]
-    together: int
-    parts: tuple[int, ...]
-    commits: bool
-    guard: Guarding | None
-    tensor: int
-    averages: str
 
 
 class _EdgeRow(NamedTuple):
@@ -117,21 +95,21 @@ def to_json(program: "Program") -> str:
     """Return `program` as JSON: a line per field, and per item of a list."""
     fields: dict[str, object] = {"penstock": "program"}
     fields |= {name: getattr(program, name) for name in _NUMBERS}
-    fields |= {"clip": program.clip, "weight_rule": program.weight_rule.name}
+    graph, end = program.graph, program.end
+    fields |= {"clip": end.clip, "weight_rule": program.weight_rule.name}
     fields["edges"] = [edge[:4] for edge in program.edges]
     rows = enumerate(program.edges)
     collects = [(number, *each) for number, edge in rows for each in edge.collects]
     fields |= {"collects": collects} if collects else {}
-    fields["tied"] = program.tied
-    fields["stage_bytes"] = program.stage_bytes
+    fields |= {"tied": graph.tied, "stage_bytes": graph.stage_bytes}
     fields["shares"] = program.shares
-    fields |= {"bits": program.bits} if program.bits else {}
+    fields |= {"bits": graph.bits} if graph.bits else {}
     fields |= {"together": program.together} if program.together > 1 else {}
     fields |= {"parts": program.parts} if program.parts else {}
-    fields |= {"commits": True} if program.commits else {}
-    fields |= {} if program.guard is None else {"guard": program.guard}
+    fields |= {"commits": True} if end.commits else {}
+    fields |= {} if end.guard is None else {"guard": end.guard}
     fields |= {"tensor": program.tensor} if program.tensor > 1 else {}
-    fields |= {"averages": program.averages} if program.averages else {}
+    fields |= {"averages": end.averages} if end.averages else {}
     fields["reductions"] = [
         (one.word, one.bucket, one.ranks, one.size_bytes) for one in program.code.reductions
     ]
@@ -139,7 +117,7 @@ def to_json(program: "Program") -> str:
         (one.every, one.first) if isinstance(one, AverageWeights) else (1, 1)
         for one in program.code.reductions
     ]
-    fields |= {"due": due} if program.averages else {}
+    fields |= {"due": due} if end.averages else {}
     fields["code"] = [" ".join(map(str, code)) for code in program.code]
     lines = (f' "{name}": {_value(value)}' for name, value in fields.items())
     return "{\n" + ",\n".join(lines) + "\n}\n"
@@ -152,8 +130,10 @@ def _value(value: object) -> str:
     return json.dumps(value)
 
 
-def from_json(content: dict[str, Json], weight_rules: Sequence[WeightRule]) -> Saved:
-    """Return the fields that `to_json` wrote.
+def from_json(
+    content: dict[str, Json], weight_rules: Sequence[WeightRule], make: "Callable[..., Program]"
+) -> "Program":
+    """Return the program that `to_json` wrote, made from its fields.
 
     Raises:   MisfitError: a field is missing, unknown or of another type.
               ProgramError: an unknown weight rule, or something other than instructions.
@@ -170,25 +150,20 @@ def from_json(content: dict[str, Json], weight_rules: Sequence[WeightRule]) -> S
         )
     reductions = [reduction_of(*row, *when) for row, when in zip(read.reductions, due, strict=True)]
     lines = enumerate(read.code)
-    return Saved(
+    late = any(one.word == "validate" for one in reductions)
+    return make(
         read.num_stages,
         read.num_micro_batches,
         Codes.of(_code(line, rank, reductions) for rank, line in lines),
-        _edges_of(read),
+        StageGraph(_edges_of(read), read.tied, read.stage_bytes, read.bits),
+        StepEnd(read.clip, late, read.commits, read.guard, read.averages),
         read.num_steps,
         rule,
-        read.tied,
         read.replicas,
-        read.clip,
-        read.stage_bytes,
-        read.shares,
-        read.bits,
-        read.together,
-        read.parts,
-        read.commits,
-        read.guard,
-        read.tensor,
-        read.averages,
+        tensor=read.tensor,
+        shares=read.shares,
+        together=read.together,
+        parts=read.parts,
     )
 
 
@@ -214,10 +189,10 @@ def to_text(program: "Program", *, max_ranks: int = 16, max_instructions: int = 
     )
     window += f", {program.together} together" if program.together > 1 else ""
     window += f", tensor {program.tensor}" if program.tensor > 1 else ""
-    window += f", averages {program.averages}" if program.averages else ""
+    window += f", averages {program.end.averages}" if program.end.averages else ""
     window += f", parts {written(program.parts)}" if program.parts else ""
     lines = [f"program: {counts}{window}, {program.code.num_instructions} instructions"]
-    bits = program.bits or (AS_IT_IS,) * len(program.edges)
+    bits = program.graph.bits or (AS_IT_IS,) * len(program.edges)
     words = ["" if each == AS_IT_IS else f", {each} bits a number" for each in bits]
     shown = zip(program.edges[: 2 * max_ranks], words, strict=False)
     lines += [f"edge {number}  {edge}{how}" for number, (edge, how) in enumerate(shown)]

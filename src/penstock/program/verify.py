@@ -39,7 +39,6 @@ from penstock.program.deadlock import stops
 from penstock.program.faults import broken_rule, deadlock, missing, mixed_up, too_many
 from penstock.program.instructions import COLLECT_HOWS
 from penstock.program.needed import Holders, as_arrays, holders_of, needed, stages_by_rank
-from penstock.program.reductions import Validate
 from penstock.program.rules import Collects, Columns, Facts, Known, Places, Sizes
 from penstock.program.wiring import laws, wire
 from penstock.schedule.orders import IntArray
@@ -73,14 +72,9 @@ def facts_of(program: "Program") -> Facts:
     shape = (program.replicas, sizes.stages, sizes.micro_batches)
     holders = _with_idle(program, holders_of(places.where.reshape(shape)))
     backward = int(places.done[0]) > rules.FORWARD_ONLY
-    late = any(isinstance(one, Validate) for one in program.code.reductions)
-    sums = holders, program.tied, program.clip, program.stage_bytes
-    sharded = program.sharded
-    rest = {"post_validation": late, "commits": program.commits}
-    rest["guards"] = program.guard is not None
-    rest["delays"] = any(one.word == "delayed" for one in program.code.reductions)
-    averages, tensor = program.averages, program.tensor
-    made = needed(*sums, sharded=sharded, tensor=tensor, averages=averages, **rest)
+    delays = any(one.word == "delayed" for one in program.code.reductions)
+    ends, tensor = (program.graph, program.end), program.tensor
+    made = needed(holders, *ends, sharded=program.sharded, delays=delays, tensor=tensor)
     reductions = made if backward else ()
     number_of = {one.reduction: number for number, one in enumerate(reductions)}
     held, held_offsets = stages_by_rank(holders, program.num_ranks)

@@ -160,7 +160,7 @@ def judged(case: Case, folder: Path, loop: PlainLoop | None = None) -> Proof:
             rows = list(_steps(case, folder, left_out, loop or plain_loop(case)))
     seconds = time.perf_counter() - start
     parts = case.rounded or case.late
-    bits = () if parts is None else tuple(sorted({*parts.program.bits} - {AS_IT_IS}))
+    bits = () if parts is None else tuple(sorted({*parts.program.graph.bits} - {AS_IT_IS}))
     return proof_of(case.job, case.steps, rows, tuple(left_out), seconds, bits)
 
 

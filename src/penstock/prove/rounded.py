@@ -58,7 +58,7 @@ class Rounded:
     ) -> None:
         self.capture, self.stages, self.program = capture, stages, program
         edges = len(stages.edges)
-        self.bits = (AS_IT_IS,) * edges if exactly or not program.bits else program.bits
+        self.bits = (AS_IT_IS,) * edges if exactly or not program.graph.bits else program.graph.bits
         self.sent = _sent(program)
         self._functions: dict[int, Function] = {}
         self.count = program.grid.step_micro_batches

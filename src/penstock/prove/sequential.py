@@ -95,7 +95,7 @@ def sequential(
     model, _ = build(job)
     if begun is not None:
         load_model(model, begun.tensors)
-    rounded = Rounded(capture, stages, program) if program.bits else None
+    rounded = Rounded(capture, stages, program) if program.graph.bits else None
     parts = _stages(job, model, program, stages, capture.graph)
     owners = owners_of(program, stages, capture.graph) if job.sums in HALVES else {}
     narrow = RoundedSums(owners, job.sums if job.sums in HALVES else "float32")

@@ -72,12 +72,12 @@ def bind(rank: "Rank", program: Program) -> list[Bound]:
 
 def _check_clipping(rank: "Rank", program: Program) -> None:
     limit = rank.job.clip_norm
-    if program.clip == rank.job.awaits_all or not rank.stages.has_gradients:
+    if program.end.clip == rank.job.awaits_all or not rank.stages.has_gradients:
         return
-    if limit is None and not program.clip:
+    if limit is None and not program.end.clip:
         message = "the job leaves out steps that overflow, and the plan does not wait to know"
         raise RunError(message, hint="make the plan again, or set Job.precision to None")
-    if program.clip:
+    if program.end.clip:
         message = "the plan clips gradients, but the job does not say to which norm"
         raise RunError(message, hint="set Job.clip_norm, or make the plan again")
     message = f"the job clips gradients to norm {limit:g}, and the plan does not"
@@ -144,7 +144,7 @@ class _Binder:
             calls = self._validated(own, Validation(self.rank, self.program, found[0], own))
         else:
             calls = [call for at in range(len(self.code)) for call in self._calls_of(at, own)]
-            if self.program.clip:  # the window before may have been one of another program
+            if self.program.end.clip:  # the window before may have been one of another program
                 calls.insert(0, Bound(self.rank.settle, "settle", "U", -1, 0))
         return [*calls, *self.sums.waits(), *self._move_stashes(), *self._tell()]
 
@@ -621,8 +621,7 @@ class _Binder:
     def _update(self, stage: int, step: int) -> Call:
         return update_call(
             self.rank,
-            stage,
-            step,
+            Action("U", stage, step),
             stash=self.slots.stash_at.get((stage, step)),
             tells=stage == max(self.own),
             late=self.program.weight_rule != SYNCHRONOUS,

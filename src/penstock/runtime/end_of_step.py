@@ -26,6 +26,7 @@ from penstock.runtime.collects import told_slices
 from penstock.runtime.host_numbers import UnseenNorm, look
 from penstock.runtime.lane import SumCalls
 from penstock.runtime.noise_squares import squares
+from penstock.schedule.orders import Action
 from penstock.state.averaged import AverageGroup
 from penstock.state.error_feedback import HeldBack
 from penstock.state.loss_scale import LEAST, LossScale
@@ -390,10 +391,9 @@ def _total(norms: Tensor, order: Sequence[int], dtypes: Sequence[torch.dtype]) -
     return _compat.gradient_norms([torch.stack(rows)])[0]
 
 
-def update_call(  # noqa: PLR0913 - what an update has to mind
+def update_call(
     rank: "Rank",
-    stage: int,
-    step: int,
+    action: Action,
     *,
     stash: int | None,
     tells: bool,
@@ -407,6 +407,7 @@ def update_call(  # noqa: PLR0913 - what an update has to mind
     has_loss:  whether the losses of the step are on this rank.
     late:      whether its gradients are of older weights; not so in a synchronous warm-up.
     """
+    stage, step = action.stage, action.micro_batch
     weights, progress = rank.weights_of(stage), rank.progress
     tell = tell_call(rank, step, has_loss=has_loss) if tells else None
     looks = rank.is_guarded and of(rank.device).is_queued

@@ -212,7 +212,7 @@ class Awaited:
 
     def _stages_of(self, wanted: Sum) -> tuple[int, ...]:
         if wanted.how == "tied":
-            return next(g.stages for g in self.program.tied if g.name == wanted.bucket)
+            return next(g.stages for g in self.program.graph.tied if g.name == wanted.bucket)
         return (wanted.stage,)
 
     def waits(self, how: SumHow | None = None, *, ends: bool = True) -> Iterator[Bound]:

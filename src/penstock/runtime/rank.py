@@ -200,7 +200,8 @@ class Rank:
                   JobError: the job's optimizer is not one, or cannot be divided as planned.
         """
         self.expect(program)
-        self.grid, self._bits, self.averages = program.grid, program.bits, program.averages
+        self.grid, self.averages = program.grid, program.end.averages
+        self._bits = program.graph.bits
         divided = program.sharded, program.parts, program.far
         if self.weights and (self.sharded, self.parts, self.far) != divided:
             message = "the programs of a run divide other stages among their replicas, or otherwise"
@@ -208,7 +209,7 @@ class Rank:
             raise RunError(message, hint=hint)
         self.sharded, self.parts, self.far = divided
         is_watched = program.num_steps == 1 and program.together == program.tensor == 1
-        is_watched = is_watched and not program.averages
+        is_watched = is_watched and not program.end.averages
         self.noise.watch(program.grid.step_micro_batches if is_watched else 0)
         bound = bind.bind(self, program)
         self.optimizers.release()

@@ -291,11 +291,11 @@ def _sum_s(
     Unequal shards take as long as if all were as large as the largest.
     """
     if isinstance(reduction, Guard):
-        assert program.guard is not None, "the plan says who guards whom"
+        assert program.end.guard is not None, "the plan says who guards whom"
         if not isinstance(seconds, Costs):
             return 0.0
         sizes = seconds.guard_bytes.tolist()
-        return exchange_s(sizes, seconds.guard_s, cluster, program.guard.apart)
+        return exchange_s(sizes, seconds.guard_s, cluster, program.end.guard.apart)
     kept_s, size_bytes, ranks = 0.0, reduction.size_bytes, reduction.ranks
     is_tied = isinstance(reduction, Sum) and reduction.how == "tied"
     if (

@@ -1,5 +1,6 @@
 """What a simulation is given: seconds of actions, and bytes held."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -47,8 +48,9 @@ class Costs:
     by_rank: bool = False
 
     def __post_init__(self) -> None:
-        _freeze(self, np.float64, "action_s", "unshard_s", "shards_s", "packing_s")
-        _freeze(self, np.int64, "unshard_bytes", "guard_bytes")
+        seconds = _frozen(self, np.float64, "action_s", "unshard_s", "shards_s", "packing_s")
+        for name, array in (*seconds, *_frozen(self, np.int64, "unshard_bytes", "guard_bytes")):
+            object.__setattr__(self, name, array)
         action_s, unshard_s = self.action_s, self.unshard_s
         num_stages = action_s.shape[1] if action_s.ndim == 3 else 0
         _check_rows("action_s", action_s, (num_stages, len(self.devices)))
@@ -103,8 +105,10 @@ class Memory:
 
     def __post_init__(self) -> None:
         names = "start_bytes", "transient_bytes", "net_bytes", "message_bytes"
-        _freeze(self, np.int64, *names, "unsharded_bytes", "summed_bytes", "waiting_bytes")
-        _freeze(self, np.float64, "parts")
+        names = *names, "unsharded_bytes", "summed_bytes", "waiting_bytes"
+        arrays = *_frozen(self, np.int64, *names), *_frozen(self, np.float64, "parts")
+        for name, array in arrays:
+            object.__setattr__(self, name, array)
         start, transient, net = self.start_bytes, self.transient_bytes, self.net_bytes
         num_stages = net.shape[1] if net.ndim == 2 else 0
         _check_shape("start_bytes", start, (len(start),))
@@ -121,13 +125,15 @@ class Memory:
             _check_shape(name, given, (given.size,))
 
 
-def _freeze(record: object, kind: type[np.float64] | type[np.int64], *names: str) -> None:
-    """Make the named fields read-only arrays of `kind`."""
+def _frozen(
+    record: object, kind: type[np.float64] | type[np.int64], *names: str
+) -> Iterator[tuple[str, NDArray[np.generic]]]:
+    """Yield the named fields as read-only arrays of `kind`."""
     for name in names:
         given: ArrayLike = getattr(record, name)
         array = np.ascontiguousarray(given, dtype=kind).view()
         array.flags.writeable = False
-        object.__setattr__(record, name, array)
+        yield name, array
 
 
 def with_copies(rows: NDArray[Number]) -> NDArray[Number]:

@@ -89,9 +89,9 @@ def with_guards(
 
     where:    for each rank the place of its profile; and the graph and stages.
     """
-    if program.guard is None:
+    if program.end.guard is None:
         return costs, memory
-    rows = guard_costs(program, profiles, where, program.guard)
+    rows = guard_costs(program, profiles, where, program.end.guard)
     busy_s = max(row.busy_s for row in rows)
     sent = np.array([row.sent_bytes for row in rows], np.int64)
     kept = np.array([row.kept_bytes for row in rows], np.int64)

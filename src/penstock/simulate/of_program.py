@@ -49,7 +49,7 @@ def simulate(
     schedule = schedule_of(plan, num_steps=program.num_steps)
     alive, ways = weight_copies(schedule), ways_of(schedule)
     ways = ways._replace(
-        bits=program.bits,
+        bits=program.graph.bits,
         compiled=plan.terms.compiled,
         sharded=plan.divided,
         far=plan.far,

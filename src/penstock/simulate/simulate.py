@@ -128,7 +128,7 @@ def long_run(
 def _ended_s(program: Program, job: kernel.Simulation) -> kernel.Floats:
     """Return when each rank can begin its next step: behind an average of its weights, if any."""
     clock_s, queues = job.threads.clock_s, job.queues
-    if not program.averages:
+    if not program.end.averages:
         return clock_s
     return np.maximum(clock_s, queues.over_s[queues.offsets[1:] - 1])
 

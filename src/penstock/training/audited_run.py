@@ -29,6 +29,7 @@ from penstock.prove.audits import ALONE, KEPT, Audit, Audited, audit_rows
 from penstock.runtime.audited import MOST_STEPS, Audits
 from penstock.schedule.recipe import trains
 from penstock.training.audit_anew import begun_anew, seat_for
+from penstock.training.begin import Begin
 
 if TYPE_CHECKING:
     from penstock.checkpoints.control import Board
@@ -52,7 +53,7 @@ class DiffersError(RunError):
         hint = f"{folder / KEPT} holds what was kept; resume=True goes on from where it is proved"
         super().__init__(message, hint=hint)
         self.audit = audit
-        self.back: tuple[int, Path | None] = 0, None  # the step and checkpoint to go on from
+        self.back = Begin()  # where to go on
 
 
 def audits_of(session: "Session", plan: "Plan | None") -> Audits | None:
@@ -188,10 +189,10 @@ def _anew(
     return begun_anew(session, seat, plan, ranks)
 
 
-def check(session: "Session", first_step: int, begun_with: Path | None) -> None:
+def check(session: "Session", begin: Begin) -> None:
     """Raise where an audit has found a difference that ends the run; what is left is proved.
 
-    first_step, begun_with:  of the run, which goes back there where no checkpoint is audited.
+    begin:    of the run, which goes back there where no checkpoint is audited.
     Raises:   DiffersError.
     """
     problem = session.audited.problem
@@ -202,11 +203,11 @@ def check(session: "Session", first_step: int, begun_with: Path | None) -> None:
         return
     session.listener.say(DiffersError(problem, session.folder).message)
     error = DiffersError(problem, session.folder)
-    error.back = gone_back(session, (first_step, begun_with))
+    error.back = gone_back(session, begin)
     raise error
 
 
-def with_audits(session: "Session", ran: Ran, first_step: int, resume: Path | None) -> Ran:
+def with_audits(session: "Session", ran: Ran, begin: Begin) -> Ran:
     """Return how an elastic run ended, with what audits have found in its summary.
 
     Raises:   DiffersError: as `check`.  Then nothing is left to go on with but what is proved.
@@ -218,17 +219,17 @@ def with_audits(session: "Session", ran: Ran, first_step: int, resume: Path | No
         ran = cast(Ran, ran._replace(summary=summary))
         text = json.dumps(finite(json.loads(json.dumps(summary))), indent=2, allow_nan=False)
         write_text(session.folder / "summary.json", f"{text}\n")
-    check(session, first_step, resume)
+    check(session, begin)
     return ran
 
 
 # -- going back -----------------------------------------------------------------------------------
 
 
-def gone_back(session: "Session", first: tuple[int, Path | None]) -> tuple[int, Path | None]:
-    """Go back to the last audited checkpoint; return its step and folder.
+def gone_back(session: "Session", first: Begin) -> Begin:
+    """Go back to the last audited checkpoint; return where that is.
 
-    first:    with what the run began; it goes back there where there is no such checkpoint.
+    first:    where the run began; it goes back there where there is no such checkpoint.
     """
     checkpoints = session.folder / "checkpoints"
     step, place = back_to_audited(checkpoints) or first
@@ -237,7 +238,7 @@ def gone_back(session: "Session", first: tuple[int, Path | None]) -> tuple[int, 
     rewind(session.folder, step)
     whence = f"the audited checkpoint {place}" if place else "the first step"
     session.listener.say(f"going back to {whence}")
-    return step, place
+    return Begin(step, place)
 
 
 def rewind(folder: Path, step: int) -> None:
@@ -262,22 +263,22 @@ def go_on(
     is_new:   whether the run began with its first step.
     Raises:   DiffersError: that is not wanted, or nobody knows how to go on.
     """
-    (step, place), why = problem.back, problem.audit.problem
+    begin, why = problem.back, problem.audit.problem
     session.was_audited(Audited(cpu_s=session.audited.cpu_s, back=(problem.audit,)))
     if session.asked.audit.otherwise == "stop" or session.care.strict:
         raise problem
     if choice is not None and choice.plan.terms.compiled:
         other = session.without_compiling(choice, why)
-        return session.train_on(other, step, place, found)
+        return session.train_on(other, begin, found)
     if choice is not None and (apart := unjoined_choice(session, choice, found, why)):
-        return session.train_on(apart, step, place, found)
+        return session.train_on(apart, begin, found)
     if choice is not None and is_right_eagerly(session, found, problem):
-        return session.train_eagerly(step, place, found)
+        return session.train_eagerly(begin, found)
     if not is_new:  # what it had in Python then is gone
         raise problem
     session.listener.say("its state is not all that the step follows from: beginning anew")
     gone_back_to_start(session)
-    return session.train_eagerly(0, None, replace(found, one_process=problem.message))
+    return session.train_eagerly(Begin(), replace(found, one_process=problem.message))
 
 
 def gone_back_to_start(session: "Session") -> None:
@@ -309,11 +310,11 @@ def is_right_eagerly(session: "Session", found: "Examined", problem: DiffersErro
     return not proof.problem
 
 
-def _whence(session: "Session", problem: DiffersError) -> tuple[int, Path | None]:
+def _whence(session: "Session", problem: DiffersError) -> Begin:
     step = problem.audit.step
     kept = checkpoint.folder_of(session.folder / KEPT / "before", step)
     try:
         checkpoint.load(kept)
     except CheckpointError:
         return problem.back
-    return step, kept
+    return Begin(step, kept)

@@ -22,7 +22,7 @@ from penstock.job import Job
 from penstock.listener import SILENT
 from penstock.pilot.goal import GoalWatch
 from penstock.runtime.calls import StepResult
-from penstock.training.results import Trained, finished, read_back
+from penstock.training.results import RunEnd, Trained, finished, read_back
 
 if TYPE_CHECKING:
     from penstock.runtime.run import Outcome
@@ -175,7 +175,7 @@ class Chronicle:
         if results is not None and (is_reached or self._written + 1 == self.about.num_steps):
             told = [as_json(result) for result in results]
             about = self.folder, self.job, self._written + 1, _outcome(self.folder, results)
-            finished(*about, choice, self.about.checked, SILENT, self.goal)
+            finished(RunEnd(*about, choice, self.about.checked, self.goal), SILENT)
         write_text(self.folder / ENDED, json.dumps({"results": told}) + "\n")
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.choose.choose import Choice, Joining, save
+from penstock.choose.choose import Choice, save
 from penstock.cluster.cluster import Cluster
 from penstock.errors import RunError
 from penstock.listener import Listener
@@ -36,6 +36,7 @@ from penstock.runtime.stop import Stopped, stopping
 from penstock.search.shapes import Fixed
 from penstock.training.addresses import RunTerms, addresses_in, write_addresses
 from penstock.training.audited_run import audited_by_plan, audits_of, with_audits
+from penstock.training.begin import Begin
 from penstock.training.chronicle import (
     ENDED,
     Chronicle,
@@ -79,10 +80,9 @@ def ways_of(folder: Path, choice: Choice, fixed: Fixed) -> PlanBasis:
     Micro-batches are joined as the plan has them: a newcomer knows no other way.
     """
     profiles = load_profiles(folder / "profile.json")
-    own = Joining(choice.plan.terms.joined, choice.job, choice.captured, profiles)
     cluster = Cluster.load(folder / "cluster.toml")
     free = replace(fixed, ranks=None, replicas=None, stages=None, post_validation=False)
-    return PlanBasis((own,), cluster, replace(free, as_placed=True))
+    return PlanBasis((choice.way(profiles),), cluster, replace(free, as_placed=True))
 
 
 def planned(folder: Path, ways: PlanBasis, choice: Choice, listener: Listener) -> dict[int, Plan]:
@@ -114,17 +114,13 @@ def run_of(
     session: "Session",
     ways: PlanBasis,
     plans: Mapping[int, Plan],
-    steps: range,
-    resume: Path | None,
+    begin: Begin,
     board: "Board",
 ) -> ElasticRun:
-    """Return what members of a run have alike; its token is new.
+    """Return what members of a run have alike; its token is new."""
 
-    resume:   the checkpoint that it starts from.
-    """
-
-    def task(choice: Choice, step: int, resume: Path | None) -> "Task":
-        return session.task(choice, step, resume, board)
+    def task(choice: Choice, begin: Begin) -> "Task":
+        return session.task(choice, begin, board)
 
     goal = None if session.goal is None else session.goal.goal
     audits = audits_of(session, plans[max(plans)]) is not None
@@ -140,14 +136,14 @@ def run_of(
         validate_every=session.job.validate_every or 0,
         noise_every=session.noise_every,
     )
-    about = plans, steps.start, steps.stop, session.folder, resume
-    cursors = cursors_in(session.folder) if resume is not None else ()
+    about = plans, begin, session.num_steps, session.folder
+    cursors = cursors_in(session.folder) if begin.checkpoint is not None else ()
     by_ranks = session.job.batch_by_ranks, cursors
     token = new_token(is_encrypted=session.asked.tls)
     return ElasticRun(ways, task, *about, token, terms, *by_ranks)
 
 
-def train(session: "Session", choice: Choice, first_step: int, checkpoint: Path | None) -> Trained:
+def train(session: "Session", choice: Choice, begin: Begin) -> Trained:
     """Run all steps by processes of this host that may be lost; return what those left gave.
 
     Raises:   PlanError: the plan is asynchronous.  RunError: the job fails, or nobody is left.
@@ -155,20 +151,19 @@ def train(session: "Session", choice: Choice, first_step: int, checkpoint: Path 
     ways = ways_of(session.folder, choice, session.fixed)
     with stopping(None) as board:
         session.heed(board)
-        steps = range(first_step, session.num_steps)
         plans = planned(session.folder, ways, choice, session.listener)
-        run = run_of(session, ways, plans, steps, checkpoint, board)
-        clear_after(session, first_step, checkpoint)
-        follow_policy(session, resume=checkpoint is not None, here=True)
+        run = run_of(session, ways, plans, begin, board)
+        clear_after(session, begin)
+        follow_policy(session, resume=begin.checkpoint is not None, here=True)
         follower = follower_in(session.folder, session.num_steps)
         pools = [""] * choice.plan.total_ranks
         while True:
             if follower is not None:
-                pools = follower.first_machines(run.first_step, board, session.listener)
-            with audited_by_plan(session, choice, board, run.first_step):
+                pools = follower.first_machines(run.begin.step, board, session.listener)
+            with audited_by_plan(session, choice, board, run.begin.step):
                 trained = _lived_here(session, choice, run, pools[: len(plans)], board)
             assert trained is not None, "it has ended"
-            trained = with_audits(session, trained, run.first_step, run.resume)
+            trained = with_audits(session, trained, run.begin)
             if trained != "stopped" or board.asked() or follower is None:
                 break
             run = _going_on(session, run)  # no machine was wanted for a while
@@ -189,7 +184,7 @@ def _lived_here(
     members = tuple(range(len(pools)))
     start = start_of(run, members, board, partial(_told, run))
     here = Here(pools=dict(enumerate(pools)))
-    trained = lived(session, choice, run.first_step, start, here)
+    trained = lived(session, choice, run.begin.step, start, here)
     if trained is None:
         wait_for_end(session.folder, session.listener, board)
         trained = ended(session.folder, session.followed)
@@ -206,7 +201,7 @@ def _going_on(session: "Session", run: ElasticRun) -> ElasticRun:
     if found is None:
         return run
     cursors = cursors_in(session.folder) if run.by_ranks else ()
-    return replace(run, first_step=found[1], resume=found[0], cursors=cursors)
+    return replace(run, begin=Begin(found[1], found[0]), cursors=cursors)
 
 
 def start_of(
@@ -221,10 +216,11 @@ def start_of(
     """
     pilot = RunPilot(run)
     pilot.prepare()
-    resume = START if run.resume is None else str(run.resume)
+    first_step, checkpoint = run.begin
+    resume = START if checkpoint is None else str(checkpoint)
     plan = run.plans[len(members)]
-    cursors = run.cursors_from(run.cursors, run.first_step, plan)
-    view = View(1, run.first_step, text_of(plan), members, resume=resume, cursors=cursors)
+    cursors = run.cursors_from(run.cursors, first_step, plan)
+    view = View(1, first_step, text_of(plan), members, resume=resume, cursors=cursors)
     return Start(view, run.token, lambda: pilot, board.asked, meet=meet)
 
 

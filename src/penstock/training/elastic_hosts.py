@@ -30,6 +30,7 @@ from penstock.pilot.wishes import pool_here
 from penstock.runtime.stop import Stopped, stopping
 from penstock.training.addresses import ADDRESSES, Addresses, addresses_in, write_addresses
 from penstock.training.audited_run import audited_by_plan, with_audits
+from penstock.training.begin import Begin
 from penstock.training.chronicle import ended
 from penstock.training.elastic_driver import (
     lived,
@@ -56,12 +57,11 @@ def train_on_hosts(
     rendezvous: "Rendezvous",
     choice: Choice,
     members: tuple[int, ...],
-    begin: tuple[int, Path | None],
+    begin: Begin,
 ) -> "Trained | None":
     """Let a member live in place of this rank of a torchrun job; return what rank 0 returns.
 
     members:  by rank of the plan, the ranks of the job.
-    begin:    the first step, and the checkpoint that it starts from.
     Raises:   PlanError: the plan is asynchronous; this host does not see the folder of the run.
               RunError: the job fails, or nobody is left.
     """
@@ -86,7 +86,7 @@ def train_on_hosts(
                 wait_for_end(session.folder, session.listener, board)
                 found = ended(session.folder, session.followed)
         if leads:
-            found = with_audits(session, found, *begin)
+            found = with_audits(session, found, begin)
         if found == "stopped" and leads:
             raise Stopped(board.asked() or signal.SIGTERM, words_to_resume(session))
     return found if leads and found != "stopped" else None
@@ -96,22 +96,21 @@ def _run(
     session: "Session",
     rendezvous: "Rendezvous",
     choice: Choice,
-    begin: tuple[int, Path | None],
+    begin: Begin,
     board: "Board",
 ) -> ElasticRun:
     """Return what all members have alike: rank 0 plans and writes it down, the others read it."""
-    (first_step, checkpoint), folder = begin, session.folder
-    ways, steps = ways_of(folder, choice, session.fixed), range(first_step, session.num_steps)
+    folder, ways = session.folder, ways_of(session.folder, choice, session.fixed)
     if rendezvous.rank == 0:
         plans = planned(folder, ways, choice, session.listener)
-        run = run_of(session, ways, plans, steps, checkpoint, board)
-        clear_after(session, first_step, checkpoint)
-        follow_policy(session, resume=checkpoint is not None, here=False)
+        run = run_of(session, ways, plans, begin, board)
+        clear_after(session, begin)
+        follow_policy(session, resume=begin.checkpoint is not None, here=False)
         write_addresses(run.addresses, {})
         rendezvous.put(_READY, _digest(run.token))
         return run
     known = known_in(folder, rendezvous.take(_READY))
-    run = run_of(session, ways, known.by_count, steps, checkpoint, board)
+    run = run_of(session, ways, known.by_count, begin, board)
     return replace(run, token=known.secret)
 
 

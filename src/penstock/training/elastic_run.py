@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, final
 import msgspec
 
 from penstock.checkpoints import checkpoint, folders
-from penstock.choose.choose import Choice
+from penstock.choose.choose import Choice, joining_of
 from penstock.choose.same_start import run_facts
 from penstock.errors import PlanError
 from penstock.files import add_line
@@ -50,6 +50,7 @@ from penstock.schedule.recipe import words_of as words_of_schedule
 from penstock.search.judge import Judge
 from penstock.search.shifted import keeps_state, shifted
 from penstock.training.addresses import Addresses, RunTerms, job_digest, write_addresses
+from penstock.training.begin import Begin
 from penstock.training.ending import why_over
 from penstock.training.events import EVENTS
 from penstock.training.lock import holder_of
@@ -79,7 +80,7 @@ class ReadyPlan(NamedTuple):
 class ElasticRun:
     """What all members of a run have alike.
 
-    task:    makes what ranks do of a plan, from a step on: (choice, step, checkpoint or None).
+    task:    makes what ranks do of a plan from somewhere on.
     plans:   by number of ranks, made ahead.
     folder:  where the run's files are; None: nothing is written, as in tests.
     token:   what whoever joins has to know.
@@ -88,12 +89,11 @@ class ElasticRun:
     """
 
     ways: PlanBasis
-    task: "Callable[[Choice, int, Path | None], Task]"
+    task: "Callable[[Choice, Begin], Task]"
     plans: Mapping[int, Plan]
-    first_step: int
+    begin: Begin
     last_step: int
     folder: Path | None = None
-    resume: Path | None = None
     token: bytes = b""
     terms: RunTerms = RunTerms()  # noqa: RUF009 - a frozen record
     by_ranks: bool = False
@@ -176,14 +176,14 @@ class RunPilot:
                 program = lower_plan(plan, choice.captured.graph)
                 if keeps_state(other.program, program):
                     return self._shared_ready(other, choice, program)
-        task = self.run.task(choice, self.run.first_step, None)
+        task = self.run.task(choice, Begin(self.run.begin.step))
         (program,) = task.windows.programs
         facts = " ".join(run_facts(choice, task.windows).values())
         return ReadyPlan(choice, program, task, facts)
 
     def _shared_ready(self, other: ReadyPlan, choice: Choice, program: Program) -> ReadyPlan:
         """Return a plan whose ranks hold what they hold by another one that is ready."""
-        windows = repeated(program, range(self.run.first_step, self.run.last_step))
+        windows = repeated(program, range(self.run.begin.step, self.run.last_step))
         facts = " ".join(run_facts(choice, windows).values())
         return ReadyPlan(choice, program, other.task.at(windows), facts)
 
@@ -265,7 +265,7 @@ class RunPilot:
             folders.wait_for_writers(folder)  # one may be nearly there
         newest = None if folder is None else checkpoint.latest(folder)
         if newest is None:
-            return self.run.first_step, str(self.run.resume or START)
+            return self.run.begin.step, str(self.run.begin.checkpoint or START)
         return checkpoint.load(newest).step, str(newest)
 
     def _options_for(
@@ -316,7 +316,7 @@ class RunPilot:
         if on is None:
             return ""
         names = [on.homes[member] for member in chosen.members]
-        costly = ", ".join(costly_hosts(program, names, program.guard))
+        costly = ", ".join(costly_hosts(program, names, program.end.guard))
         return f"; with {costly} the run would go back to its last checkpoint" if costly else ""
 
     def _option(
@@ -373,7 +373,7 @@ class RunPilot:
         return found.plan.changed(hosts=plan.place.hosts, predicted=expected)
 
     def _judge(self, plan: Plan, members: Sequence[int]) -> Judge:
-        way, ways = self.run.ways.way(plan), self.run.ways
+        way, ways = joining_of(self.run.ways.ways, plan), self.run.ways
         now = slowed(ways.cluster, [self._slow.get(member, 1.0) for member in members])
         return Judge(way.captured.graph, now.profiles(way.profiles), now.cluster)
 
@@ -447,7 +447,7 @@ def _on_hosts(
         return None
 
     def losses(names: Sequence[str]) -> int:
-        return len(costly_hosts(program, names, program.guard))
+        return len(costly_hosts(program, names, program.end.guard))
 
     return OnHosts(homes, losses)
 

@@ -44,6 +44,7 @@ from penstock.training.addresses import (
     addresses_of,
     job_digest,
 )
+from penstock.training.begin import Begin
 from penstock.training.chronicle import ENDED, Chronicle, RunAbout, sizes
 from penstock.training.elastic_driver import save_predicted, wait_for_end, ways_of
 from penstock.training.elastic_run import ElasticRun, RunPilot
@@ -264,7 +265,7 @@ def _made(known: Addresses, text: str, listener: Listener) -> _Made:
     choice = Choice(job, captured, plan)
     ways = ways_of(folder, choice, Fixed(rules=terms.job.rules))
     task = partial(task_of, _task_terms(folder, known))
-    about = 0, known.steps, folder, None, known.secret, terms, author.batch_by_ranks
+    about = Begin(), known.steps, folder, known.secret, terms, author.batch_by_ranks
     run = ElasticRun(ways, task, known.by_count, *about)
 
     def followed() -> Choice:

@@ -8,7 +8,6 @@ any more; those of torchrun become replicas themselves (torchrun.py).
 """
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.choose.update_memory import forgets
@@ -17,6 +16,7 @@ from penstock.pilot.phases import PHASES, until_in
 from penstock.prove.audits import Audited
 from penstock.training.addresses import ADDRESSES
 from penstock.training.audited_run import gone_back_to_start, rewind
+from penstock.training.begin import Begin
 
 if TYPE_CHECKING:
     from penstock.examine.examine import Examined
@@ -28,40 +28,40 @@ def go_on_unplanned(
     session: "Session",
     found: "Examined",
     problem: RankMisfitError,
-    first: tuple[int, Path | None],
+    first: Begin,
 ) -> "Trained":
     """Go on without a plan from the newest checkpoint; return what that gave.
 
-    first:    the step and checkpoint with which the run began.
+    first:    where the run began.
     Raises:   RankMisfitError: a plan is required, or nobody knows how to go on.
     """
-    step, place = gone_back(session, found, problem, first)
+    begin = gone_back(session, found, problem, first)
     session.listener.say("training it eagerly with plain data parallelism instead")
     why = f"a later micro-batch does not fit a traced step: {problem.message}"
-    return session.train_eagerly(step, place, replace(found, no_plan=why))
+    return session.train_eagerly(begin, replace(found, no_plan=why))
 
 
 def go_on_alone(
-    session: "Session", found: "Examined", problem: AloneError, first: tuple[int, Path | None]
+    session: "Session", found: "Examined", problem: AloneError, first: Begin
 ) -> "Trained":
     """Go on in one process from the newest checkpoint; return what that gave.
 
     Raises:   AloneError: replicas are required, or nobody knows how to go on.
     """
-    step, place = gone_back(session, found, problem, first)
+    begin = gone_back(session, found, problem, first)
     session.listener.say("training it by the plain loop instead, in one process")
-    return session.train_eagerly(step, place, replace(found, one_process=problem.message))
+    return session.train_eagerly(begin, replace(found, one_process=problem.message))
 
 
 def gone_back(
     session: "Session",
     found: "Examined",
     problem: PenstockError,
-    first: tuple[int, Path | None],
+    first: Begin,
     *,
     is_begun: bool = False,
-) -> tuple[int, Path | None]:
-    """Return the step and checkpoint to go on from; what came after is forgotten.
+) -> Begin:
+    """Return where to go on; what came after is forgotten.
 
     What a checkpoint does not hold, an unbroken run alone has: then it begins anew; so does one
     that has looked for its batch, since other steps than the job's own are behind it.
@@ -82,7 +82,7 @@ def gone_back(
         raise problem
     session.was_audited(Audited(cpu_s=session.audited.cpu_s))
     session.listener.say(problem.message)
-    step, place = newest(session, first) if is_whole else (0, None)
+    step, place = newest(session, first) if is_whole else Begin()
     if place is None:
         gone_back_to_start(session)
     else:
@@ -93,7 +93,7 @@ def gone_back(
         (session.folder / ADDRESSES).unlink(missing_ok=True)  # nobody can join
         session.stays_together()
         session.listener.say("without a plan a lost rank ends the run, which can be resumed then")
-    return step, place
+    return Begin(step, place)
 
 
 def _asked(session: "Session") -> str:
@@ -112,9 +112,9 @@ def _has_own_batch(session: "Session") -> bool:
     return told is None or all(phase.micro_batches == count for phase in told.phases)
 
 
-def newest(session: "Session", first: tuple[int, Path | None]) -> tuple[int, Path | None]:
+def newest(session: "Session", first: Begin) -> Begin:
     """Return the step and folder of the newest whole checkpoint; `first` where there is none."""
     from penstock.checkpoints import checkpoint
 
     kept = checkpoint.newest_whole(session.folder / "checkpoints", session.listener.say)
-    return first if kept is None else (kept[1], kept[0])
+    return first if kept is None else Begin(kept[1], kept[0])

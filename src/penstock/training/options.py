@@ -226,6 +226,27 @@ def word_of(name: str) -> str:
     return OPTIONS[name].short or name
 
 
+def asked_for(options: Options) -> dict[str, Value]:
+    """Return what options ask for, as a file can hold it; defaults, and the folder, are left out.
+
+    What was given as an object, such as a Plan, is said by the name of its class.
+    """
+    found: dict[str, Value] = {}
+    for name, value in cast(dict[str, object], options).items():
+        default = OPTIONS[name].is_on if OPTIONS[name].kind is bool else None
+        if name != "out" and value not in (None, default):
+            found[name] = _plain(value)
+    return found
+
+
+def _plain(value: object) -> Value:
+    if isinstance(value, tuple | list):
+        return ",".join(str(_plain(each)) for each in cast("Sequence[object]", value))
+    if isinstance(value, bool | int | float | str):
+        return value
+    return str(value) if isinstance(value, Path) else type(value).__name__
+
+
 def check_known(names: Sequence[str]) -> None:
     """Raise where there is no such option.
 

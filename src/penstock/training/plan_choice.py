@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from penstock.choose import trial
 from penstock.choose.choose import (
     Choice,
-    Joining,
     Machines,
     Rewrites,
     Searched,
@@ -108,11 +107,13 @@ def kept_choice(terms: ChoiceTerms, captured: "Capture") -> Chosen | None:
         raise PlanError(message, hint=hint) from problem
     if ruled(asked.rules, captured.graph).broken(plan, captured.graph):
         return None
+    choice = Choice(job, captured, plan)
     basis, profiles = None, terms.folder / "profile.json"
     if profiles.exists() and plan.tensor == 1 and not terms.has_shapes:
-        way = Joining(plan.terms.joined, job, captured, load_profiles(profiles))
-        basis = SearchBasis((way,), terms.bounds, terms.units, _SEARCH_S)
-    return Chosen(Choice(job, captured, plan), basis)
+        basis = SearchBasis(
+            (choice.way(load_profiles(profiles)),), terms.bounds, terms.units, _SEARCH_S
+        )
+    return Chosen(choice, basis)
 
 
 def other_job(folder: Path, captured: "Capture", problem: PlanError) -> str:

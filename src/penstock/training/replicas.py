@@ -16,6 +16,7 @@ from penstock.errors import RunError
 from penstock.examine.eager_memory import check_memory
 from penstock.runtime.stop import Stopped, stopping
 from penstock.training import audited_run
+from penstock.training.begin import Begin
 from penstock.training.examination import compare_with_before, examine_job, tell_of_step
 from penstock.training.local_ranks import unplanned
 from penstock.training.run_folder import begun_from, clear_after, set_aside_earlier, words_to_resume
@@ -31,13 +32,14 @@ if TYPE_CHECKING:
     from penstock.training.rendezvous import Rendezvous
     from penstock.training.results import Trained
     from penstock.training.session import Launch, Session
+    from penstock.training.torchrun import TorchrunLaunch
 
 WITHOUT_ELASTIC = "leave out elastic: after a loss, resume=True goes on from the last checkpoint"
 _FOUND, _PROVED = "penstock/found", "penstock/replicas proved"
 
 
 def train_replicas(
-    session: "Session", rendezvous: "Rendezvous", launch: "Launch"
+    session: "Session", rendezvous: "Rendezvous", launch: "TorchrunLaunch"
 ) -> "Trained | None":
     """Train as the replica that this rank of a torchrun job is; return what rank 0 returns.
 
@@ -52,18 +54,19 @@ def train_replicas(
     count = rendezvous.num_ranks
     agree(rendezvous, "the start", start_facts(session.job, session.alike()))
     begin = begun_from(session)
-    agree(rendezvous, "the first step", {"first step": str(begin[0])})
-    found = _examined(session, rendezvous, begin[1])
+    agree(rendezvous, "the first step", {"first step": str(begin.step)})
+    found = _examined(session, rendezvous, begin.checkpoint)
     why = session.learned.untraced or found.no_plan or "it is trained eagerly"
     check_memory(session.job, session.fixed.memory, count, why)
     if session.care.check:
-        agree_on_data(rendezvous, session.author, begin[0] * session.author.micro_batches)
+        agree_on_data(rendezvous, session.author, begin.step * session.author.micro_batches)
         session.was_checked(_proved(session, rendezvous, found, begin, launch))
     else:
         session.was_checked(NO_CHECK)
-    board, steps = StoreBoard(under(rendezvous.store, "board")), range(begin[0], session.num_steps)
-    launch = partial(launch, steps=steps, awaits=partial(awaits, session))
-    own, leads = Replicas(found, count, *begin), rendezvous.rank == 0
+    board = StoreBoard(under(rendezvous.store, "board"))
+    steps = range(begin.step, session.num_steps)
+    launch = launch.of(steps, awaits=partial(awaits, session))
+    own, leads = Replicas(found, count, begin), rendezvous.rank == 0
     outcome = run_eagerly(session, own, launch, board=board, leads=leads)
     return None if outcome is None else session.finished(outcome, None)
 
@@ -98,8 +101,8 @@ def _proved(
     session: "Session",
     rendezvous: "Rendezvous",
     found: "Examined",
-    begin: tuple[int, Path | None],
-    launch: "Launch",
+    begin: Begin,
+    launch: "TorchrunLaunch",
 ) -> str:
     """Compare the first steps with the plain loop, which rank 0 runs; return how that was.
 
@@ -114,9 +117,9 @@ def _proved(
     )
 
     count, folder = rendezvous.num_ranks, session.folder / ".proof"
-    steps = steps_to_prove(begin[0], session.num_steps)
-    case = Case(session.job, steps, begin[1], owners=owners_of_replicas(session.job, count))
-    own = partial(launch, steps=steps, name="proof")
+    steps = steps_to_prove(begin.step, session.num_steps)
+    case = Case(session.job, steps, begin.checkpoint, owners=owners_of_replicas(session.job, count))
+    own = launch.of(steps, name="proof")
     if rendezvous.rank != 0:
         run_replicas(case, count, folder, found.laws, own)
         words, problem = json.loads(rendezvous.take(_PROVED))
@@ -148,8 +151,7 @@ class Replicas(NamedTuple):
 
     found: "Examined"
     num_ranks: int
-    first_step: int
-    checkpoint: Path | None
+    begin: Begin
 
 
 def run_eagerly(
@@ -174,12 +176,12 @@ def run_eagerly(
             launch(run, own.num_ranks, _unheard)
             return None
         session.folder.mkdir(parents=True, exist_ok=True)
-        clear_after(session, own.first_step, own.checkpoint)
+        clear_after(session, own.begin)
         for name in ("plan.json", "predicted.trace.json"):  # of an older run that had a plan
             (session.folder / name).unlink(missing_ok=True)
-        with audited_run.eagerly_audited(session, own.num_ranks, board, own.first_step):
-            outcome = run_steps(session, run, own.num_ranks, None, own.first_step, launch)
-        audited_run.check(session, own.first_step, own.checkpoint)
+        with audited_run.eagerly_audited(session, own.num_ranks, board, own.begin.step):
+            outcome = run_steps(session, run, own.num_ranks, None, own.begin.step, launch)
+        audited_run.check(session, own.begin)
         if outcome is None:
             raise Stopped(board.asked(), words_to_resume(session))
     return outcome
@@ -192,9 +194,9 @@ def _task(session: "Session", own: Replicas, board: "Board") -> "EagerTask":
     every = session.asked.every
     return EagerTask(
         in_one_process(session.job) if own.found.one_process else session.job,
-        own.first_step,
-        session.num_steps - own.first_step,
-        own.checkpoint,
+        own.begin.step,
+        session.num_steps - own.begin.step,
+        own.begin.checkpoint,
         laws=own.found.laws,
         board=board,
         policy=SavePolicy(

@@ -38,6 +38,7 @@ from penstock.timeline.breakdown import Breakdown, breakdown_of
 from penstock.timeline.svg import picture_of
 from penstock.timeline.timeline import Timeline, num_steps
 from penstock.training.events import EVENTS
+from penstock.training.saved import kept_options
 from penstock.training.used import used_rows
 
 if TYPE_CHECKING:
@@ -98,27 +99,31 @@ def lines(path: Path) -> Generator[Callable[[Row], None]]:
         yield lambda row: add(json.dumps(finite(dict(row)), allow_nan=False))
 
 
-def finished(  # noqa: PLR0913 - what a run was, and what it gave
-    folder: Path,
-    job: Job,
-    num_steps: int,
-    outcome: "Outcome",
-    choice: Choice | None,
-    checked: str,
-    listener: Listener,
-    goal: GoalWatch | None = None,
-    audited: Audited = Audited(),  # noqa: B008 - a frozen record
-) -> Trained:
-    """Write timeline, summary and report of a run into `folder`; return what it gave.
+class RunEnd(NamedTuple):
+    """A run that has ended: in which folder, and by which plan.
 
-    choice:   the plan that it followed, None for eager modules.
-    checked:  how it was compared with the plain loop.
+    choice:   None: as eager modules.
+    checked:  how it was compared with the plain loop; audited: what audits have found.
     goal:     the loss at which it was to end.
-    audited:  what audits have found.
     """
+
+    folder: Path
+    job: Job
+    num_steps: int
+    outcome: "Outcome"
+    choice: Choice | None
+    checked: str = ""
+    goal: GoalWatch | None = None
+    audited: Audited = Audited()
+
+
+def finished(ran: RunEnd, listener: Listener) -> Trained:
+    """Write timeline, summary and report of a run into its folder; return what it gave."""
     from penstock.checkpoints.for_others import put_whole_beside
 
+    folder, job, num_steps, outcome, choice, checked, goal, audited = ran
     outcome.timeline.save(folder / "measured.trace.json")
+    options = kept_options(folder)
     put_whole_beside(folder / "checkpoints")
     predicted = choice.plan.predicted if choice else None
     measured = outcome.breakdown
@@ -137,6 +142,7 @@ def finished(  # noqa: PLR0913 - what a run was, and what it gave
         **_changes(folder, goal),
         "sampling": _sampling(outcome),
         "checkpointing": _checkpointing(outcome),
+        **({"options": options} if options else {}),
         **(dict(job.facts()) if job.facts else {}),
     }
     strict = finite(json.loads(json.dumps(summary)))

@@ -1,6 +1,6 @@
 """Run asked: what a run was asked for and stays, and what it has learned of its job by now."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +11,7 @@ from penstock.examine.same_run import RunFacts
 from penstock.listener import Row
 from penstock.plan.plan import Plan, Units
 from penstock.prove.audits import AuditTerms
+from penstock.training.options import Value
 
 if TYPE_CHECKING:
     from penstock.choose.keys import TracedKey
@@ -29,6 +30,7 @@ class RunAsked:
     policy:   the file of the policy that the run follows; None: none.
     mirror:   URL at which the folder is kept, too; "": nowhere else.
     audit:    how much of it is made again by the plain loop.
+    options:  all that was asked for, as a file can hold it; defaults are left out.
     """
 
     text: str = ""
@@ -42,6 +44,7 @@ class RunAsked:
     policy: Path | None = None
     mirror: str = ""
     audit: AuditTerms = AuditTerms()  # noqa: RUF009 - a tuple
+    options: Mapping[str, Value] = field(default_factory=dict[str, Value])
 
 
 @dataclass

@@ -3,7 +3,6 @@
 import itertools
 import json
 import shlex
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.errors import PlanError
@@ -15,6 +14,7 @@ from penstock.pilot.wishes import DECISIONS, LOG, POLICY, TABLE, WANTED
 from penstock.prove.audits import AUDITS, KEPT
 from penstock.script import script_of
 from penstock.training import saved
+from penstock.training.begin import Begin
 from penstock.training.chronicle import ENDED
 from penstock.training.finished import NothingLeftError
 from penstock.training.results import resumption
@@ -50,22 +50,22 @@ FILES = (
 )
 
 
-def begun_from(session: "Session") -> tuple[int, Path | None]:
-    """Return the first step and the checkpoint to start from: the newest that is whole.
+def begun_from(session: "Session") -> Begin:
+    """Return where a run goes on: from the newest checkpoint that is whole.
 
     Raises:   PlanError: nothing is left to do.  CheckpointError: all of them are damaged.
     """
     from penstock.checkpoints import checkpoint
 
     if not session.resume:
-        return 0, None
+        return Begin()
     found = checkpoint.newest_whole(session.folder / "checkpoints", session.listener.say)
     if found is None:
         session.listener.say(
             f"{session.folder} holds no checkpoint to resume from: starting afresh"
         )
         session.begins_afresh()
-        return 0, None
+        return Begin()
     newest, done = found
     if session.goal is None and (session.folder / PHASES).exists():
         message = f"{session.folder} holds a run that ends at a loss, by a batch that it has found"
@@ -84,7 +84,7 @@ def begun_from(session: "Session") -> tuple[int, Path | None]:
         message = f"{newest} has done {done} of {session.num_steps} steps"
         raise NothingLeftError(message, session.folder, hint=hint)
     check_micro_batches(session, done)
-    return done, newest
+    return Begin(done, newest)
 
 
 def check_micro_batches(session: "Session", done: int) -> None:
@@ -116,16 +116,18 @@ def set_aside_earlier(session: "Session") -> None:
     session.listener.say(f"{session.folder} held an earlier run: it is kept in {place.name}")
 
 
-def clear_after(session: "Session", first_step: int, checkpoint: Path | None) -> None:
+def clear_after(session: "Session", begin: Begin) -> None:
     """Remove what the run to go on from left after its checkpoint, or half-written."""
     from penstock.checkpoints.checkpoint import discard, set_aside
 
+    first_step, checkpoint = begin
     discard(session.folder / "checkpoints")
     if checkpoint is not None:
         for aside in set_aside(session.folder / "checkpoints", first_step):
             session.listener.say(f"what is damaged is kept as {aside}")
     count = session.job.micro_batches if session.goal is None else 0
-    saved.keep_job(session.folder, session.asked.text, session.num_steps, count)
+    about = session.folder, session.asked.text, session.num_steps, count
+    saved.keep_job(*about, session.asked.options)
     same_run.keep_facts(session.folder, session.learned.facts)
     old = ("events.jsonl", ENDED) if checkpoint else ("replans.json", "events.jsonl", ENDED)
     for name in ("summary.json", "report.html", "measured.trace.json", *old):

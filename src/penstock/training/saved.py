@@ -9,21 +9,24 @@ With `plan.json` they are `graph.json`, `profile.json` and `cluster.toml`; with 
 
 import json
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.order import placed
 from penstock.errors import JobError, PlanError
-from penstock.files import read_json, write_text
+from penstock.files import Json, read_json, write_text
 from penstock.graph.graph import Graph
 from penstock.pilot.wishes import ELSEWHERE, POLICY
 from penstock.plan.plan import Plan, check_fits
 from penstock.profile.kinds import load_profiles, save_profiles
 from penstock.profile.profile import Profile
 from penstock.script import script_of
+from penstock.training.options import Value
 from penstock.training.trust import ask_to_run, is_sealed, seal_of
+
+_NONE: dict[str, Value] = {}
 
 
 class Basis(NamedTuple):
@@ -74,16 +77,24 @@ def load_basis(path: Path, plan: Plan) -> Basis:
     return Basis(graph, load_profiles(files[1]), Cluster.load(files[2]))
 
 
-def keep_job(folder: Path, text: str, steps: int, micro_batches: int = 0) -> None:
+def keep_job(
+    folder: Path,
+    text: str,
+    steps: int,
+    micro_batches: int = 0,
+    options: Mapping[str, Value] = _NONE,
+) -> None:
     """Keep what named the job of a run, the folder that it was named in, and its steps in all.
 
     text:           "": it was given as a record.
     micro_batches:  of a step; 0: that is found by the run.
+    options:        that were asked for, as `asked_for` says them.
     """
     place = str(Path.cwd())
     content = {"penstock": "job", "job": text, "from": place, "steps": steps}
     content |= {"seal": seal_of(text, place)}
     content |= {"micro_batches": micro_batches} if micro_batches else {}
+    content |= {"options": dict(options)} if options else {}
     write_text(folder / "job.json", json.dumps(content) + "\n")
 
 
@@ -155,6 +166,14 @@ def check_policy(folder: Path) -> None:
     if command and not is_own(folder):
         hint = f'read {folder / POLICY}, and give it: policy="{folder / POLICY}"'
         ask_to_run(folder, f"`sh -c {shlex.quote(command)}`", lambda question: False, hint)
+
+
+def kept_options(folder: Path) -> dict[str, Json]:
+    """Return the options that the run in `folder` was asked for; defaults are left out."""
+    if not (folder / "job.json").exists():
+        return {}
+    found = read_json(folder / "job.json", JobError, "job.json").get("options")
+    return found if isinstance(found, dict) else {}
 
 
 def kept_micro_batches(folder: Path) -> int | None:

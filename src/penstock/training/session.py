@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from penstock.best import best_of
 from penstock.choose.choose import (
     Choice,
-    Joining,
     Machines,
     decided,
     for_plan,
+    joining_of,
 )
 from penstock.choose.loading import JobTerms
 from penstock.choose.settle import (
@@ -50,6 +50,7 @@ from penstock.script import script_of
 from penstock.search.shapes import Fixed
 from penstock.training import audited_run
 from penstock.training.audited_run import DiffersError
+from penstock.training.begin import Begin
 from penstock.training.examination import compare_with_before, examine_job, tell_of_step, trace_step
 from penstock.training.key_session import (
     chosen,
@@ -64,7 +65,7 @@ from penstock.training.plan_choice import (
     searched_choice,
 )
 from penstock.training.replicas import WITHOUT_ELASTIC, Replicas, run_eagerly
-from penstock.training.results import Trained, finished
+from penstock.training.results import RunEnd, Trained, finished
 from penstock.training.run_asked import JobLearned, RunAsked
 from penstock.training.run_folder import (
     begun_from,
@@ -211,62 +212,60 @@ class Session:
     def lead(self) -> Trained:
         """Run all phases in this process, ranks as processes of this host."""
         self._be_alone()
-        first_step, checkpoint = begun_from(self)
+        begin = begun_from(self)
         if not self.care.eager:
             check_soon(self.job, self.fixed, self.listener)
-        found = examine_job(self, checkpoint)
+        found = examine_job(self, begin.checkpoint)
         set_aside_earlier(self)
         unplanned = self.care.eager or found.one_process or found.no_plan
         captured = None if unplanned else trace_step(self)
         found.refuse_failed()
         found = found.settled(captured)
         tell_of_step(self, captured)
-        compare_with_before(self, found, captured, checkpoint)
+        compare_with_before(self, found, captured, begin.checkpoint)
         if captured is None:
-            return self.train_eagerly(first_step, checkpoint, found)
+            return self.train_eagerly(begin, found)
         try:
             if self.goal is not None:
                 from penstock.training.until_loss import train_until
 
-                trained = train_until(self, captured, found, first_step, checkpoint)
-                return trained or self.train_eagerly(first_step, checkpoint, found)
-            return self._lead_plan(captured, first_step, checkpoint, found)
+                trained = train_until(self, captured, found, begin)
+                return trained or self.train_eagerly(begin, found)
+            return self._lead_plan(captured, begin, found)
         except RankMisfitError as problem:
-            return go_on_unplanned(self, found, problem, (first_step, checkpoint))
+            return go_on_unplanned(self, found, problem, begin)
 
-    def _lead_plan(
-        self, captured: "Capture", first_step: int, checkpoint: Path | None, found: "Examined"
-    ) -> Trained:
+    def _lead_plan(self, captured: "Capture", begin: Begin, found: "Examined") -> Trained:
         """Choose a plan, prove it and run it, in processes of this host."""
         from penstock.runtime.launch import local_launcher
 
         try:
-            choice = self.choose(captured, checkpoint, found)
+            choice = self.choose(captured, begin.checkpoint, found)
         except UnlikeShapesError as problem:
             if self.is_strict():
                 raise
             self.listener.say(f"{problem.message}: training it eagerly instead")
-            return self.train_eagerly(first_step, checkpoint, found)
+            return self.train_eagerly(begin, found)
         launch = local_launcher(choice.plan.total_ranks)
-        checked = self.prove(choice, first_step, checkpoint, launch, found)
+        checked = self.prove(choice, begin, launch, found)
         if checked.problem and choice.plan.terms.compiled:
             choice = self.without_compiling(choice, checked.problem)
-            checked = self.prove(choice, first_step, checkpoint, launch, found)
+            checked = self.prove(choice, begin, launch, found)
         if checked.problem and self.divides_unasked(choice.plan):
-            choice = self._undivided(captured, checkpoint, found, checked.problem)
+            choice = self._undivided(captured, begin.checkpoint, found, checked.problem)
             launch = local_launcher(choice.plan.total_ranks)
-            checked = self.prove(choice, first_step, checkpoint, launch, found)
+            checked = self.prove(choice, begin, launch, found)
         if checked.problem and (apart := unjoined_choice(self, choice, found, checked.problem)):
             choice, launch = apart, local_launcher(apart.plan.total_ranks)
-            checked = self.prove(choice, first_step, checkpoint, launch, found)
+            checked = self.prove(choice, begin, launch, found)
         if checked.problem:
             checked.check(strict=self.is_strict())
-            return self.train_eagerly(first_step, checkpoint, found)
+            return self.train_eagerly(begin, found)
         if self.elastic:
             from penstock.training import elastic_driver
 
-            return elastic_driver.train(self, choice, first_step, checkpoint)
-        return self.train_on(choice, first_step, checkpoint, found)
+            return elastic_driver.train(self, choice, begin)
+        return self.train_on(choice, begin, found)
 
     def _be_alone(self) -> None:
         """Use one accelerator of those here, unless ranks are given: this process forks no others.
@@ -283,17 +282,15 @@ class Session:
         if len(all_here()) > 1:
             self.listener.say(f"training on one of {len(all_here())} accelerators")
 
-    def train_on(
-        self, choice: Choice, first_step: int, checkpoint: Path | None, found: "Examined"
-    ) -> Trained:
+    def train_on(self, choice: Choice, begin: Begin, found: "Examined") -> Trained:
         """Run all steps by processes of this host, or on by what is right where a step differs."""
         from penstock.runtime.launch import local_launcher
 
         launch = local_launcher(choice.plan.total_ranks)
         try:
-            trained = self.train(choice, first_step, checkpoint, launch)
+            trained = self.train(choice, begin, launch)
         except DiffersError as problem:
-            is_new = checkpoint is None
+            is_new = begin.checkpoint is None
             return audited_run.go_on(self, choice, found, problem, is_new=is_new)
         assert trained is not None
         return trained
@@ -348,14 +345,7 @@ class Session:
             "plan": None if given is None else given.to_json(),
         }
 
-    def prove(
-        self,
-        choice: Choice,
-        first_step: int,
-        checkpoint: Path | None,
-        launch: "Launch",
-        found: "Examined",
-    ) -> Checked:
+    def prove(self, choice: Choice, begin: Begin, launch: "Launch", found: "Examined") -> Checked:
         """Return how the plan's first steps compare with the plain loop's.
 
         Raises:   RunError: they differ, a plan is required, and it is the author's own ops on the
@@ -366,11 +356,11 @@ class Session:
         is_last = choice.plan.terms.joined == 1 and not choice.plan.terms.compiled
         is_last = is_last and not self.divides_unasked(choice.plan)
         care = self.care._replace(strict=self.is_strict() and is_last)
-        steps = range(first_step, self.num_steps)
+        steps = range(begin.step, self.num_steps)
 
         def shown(job: Job, of: Choice, text: str) -> Checked:
             planned = Planned(job, of.captured, of.plan, found.laws)
-            run = partial(prove, planned, resume=checkpoint, launcher=launch)
+            run = partial(prove, planned, resume=begin.checkpoint, launcher=launch)
             return proved(planned, text, steps, care, run, self.listener)
 
         checked = proved_shapes(self, choice, shown)
@@ -428,8 +418,7 @@ class Session:
     def train(
         self,
         choice: Choice,
-        first_step: int,
-        checkpoint: Path | None,
+        begin: Begin,
         launch: "Launch",
         *,
         board: "Board | None" = None,
@@ -439,15 +428,13 @@ class Session:
 
         board:    what the ranks see; None: they are threads or children of this process.
         """
-        about = choice, first_step, checkpoint, launch
-        ran = self.ran(*about, board=board, leader=leader)
+        ran = self.ran(choice, begin, launch, board=board, leader=leader)
         return None if ran is None else self.finished(*ran)
 
     def ran(
         self,
         choice: Choice,
-        first_step: int,
-        checkpoint: Path | None,
+        begin: Begin,
         launch: "Launch",
         *,
         board: "Board | None" = None,
@@ -463,7 +450,7 @@ class Session:
         with stopping(board, tells=leader) as board:
             self.heed(board)
             guide = self._guide(choice, board, leads=None if is_here else leader)
-            task = replace(self.task(choice, first_step, checkpoint, board), guide=guide)
+            task = replace(self.task(choice, begin, board), guide=guide)
             if is_here:  # elsewhere each rank compiles what is its own
                 task.compile_ahead()
             run, ranks = partial(work, task), choice.plan.total_ranks
@@ -471,10 +458,10 @@ class Session:
             if not leader:
                 launch(run, ranks, _unheard)
                 return None
-            clear_after(self, first_step, checkpoint)
-            with audited_run.audited_by_plan(self, choice, board, first_step):
-                outcome = run_steps(self, run, ranks, choice, first_step, launch)
-            audited_run.check(self, first_step, checkpoint)
+            clear_after(self, begin)
+            with audited_run.audited_by_plan(self, choice, board, begin.step):
+                outcome = run_steps(self, run, ranks, choice, begin.step, launch)
+            audited_run.check(self, begin)
             if outcome is None:
                 raise Stopped(board.asked(), words_to_resume(self))
         return outcome, self.ended_by(choice)
@@ -487,10 +474,8 @@ class Session:
     def followed(self) -> Choice:
         """Return the choice by which an elastic run ended."""
         plan = Plan.load(self.folder / "plan.json")
-        ways = self.basis.ways if self.basis else ()
-        way = next((way for way in ways if way.is_of(plan)), None)
-        if way is not None:
-            return Choice(way.job, way.captured, plan)
+        if self.basis and any(way.is_of(plan) for way in self.basis.ways):
+            return joining_of(self.basis.ways, plan).choice(plan)
         captured = trace_step(self)
         assert captured is not None, "it was traced before"
         return Choice(*for_plan(self.job, plan, captured, self.listener), plan)
@@ -510,8 +495,7 @@ class Session:
         basis, last, windows = self.basis, self.num_steps, self.windows
         if plan.terms.compiled and leads is not False:  # only that profile knows its segments
             profiles = load_profiles(self.folder / "profile.json")
-            own = Joining(plan.terms.joined, *choice[:2], profiles)
-            basis = basis._replace(ways=(own,))
+            basis = basis._replace(ways=(choice.way(profiles),))
         run = basis, choice, windows, board
         return Replanner(*run, folder=self.folder, last_step=last, leads=leads)
 
@@ -523,8 +507,7 @@ class Session:
         for row in replanned(self.folder):
             self.listener.say("\n".join(words_of(row)))
         plan = Plan.load(self.folder / "plan.json")
-        way = next(way for way in self.basis.ways if way.is_of(plan))
-        return Choice(way.job, way.captured, plan)
+        return joining_of(self.basis.ways, plan).choice(plan)
 
     def finished(self, outcome: "Outcome", choice: Choice | None) -> Trained:
         """Write what a run leaves in its folder; return what it gave."""
@@ -536,7 +519,7 @@ class Session:
             self.num_steps if self.goal is None and not is_out_of_patience_at(self, done) else done
         )
         about = self.folder, self.job, steps, outcome, choice
-        return finished(*about, self.checked, self.listener, self.goal, self.audited)
+        return finished(RunEnd(*about, self.checked, self.goal, self.audited), self.listener)
 
     @property
     def job_terms(self) -> JobTerms:
@@ -558,17 +541,15 @@ class Session:
             forgets=self.care.forget,
         )
 
-    def task(
-        self, choice: Choice, first_step: int, checkpoint: Path | None, board: "Board"
-    ) -> "Task":
+    def task(self, choice: Choice, begin: Begin, board: "Board") -> "Task":
         """Return what ranks do of a plan from a step on."""
-        return task_of(self.task_terms(choice.plan), choice, first_step, checkpoint, board)
+        return task_of(self.task_terms(choice.plan), choice, begin, board)
 
     def windows(self, choice: Choice, first_step: int) -> "Windows":
         """Return the windows of all steps that are left."""
         return windows_from(self.task_terms(choice.plan), choice, first_step)
 
-    def train_eagerly(self, first_step: int, checkpoint: Path | None, found: "Examined") -> Trained:
+    def train_eagerly(self, begin: Begin, found: "Examined") -> Trained:
         """Train without a plan: as replicas, or in one process by the plain loop.
 
         Raises:   PlanError: ranks are to come and go, or a replica is larger than a rank may be.
@@ -580,22 +561,20 @@ class Session:
         ranks = 1 if found.one_process else self.fixed.ranks or Cluster.here().num_ranks
         check_memory(self.job, self.fixed.memory, ranks, self.learned.untraced or found.one_process)
         try:
-            return self._train_eagerly(first_step, checkpoint, found)
+            return self._train_eagerly(begin, found)
         except DiffersError as problem:
-            is_new = checkpoint is None
+            is_new = begin.checkpoint is None
             return audited_run.go_on(self, None, found, problem, is_new=is_new)
         except AloneError as problem:
-            return go_on_alone(self, found, problem, (first_step, checkpoint))
+            return go_on_alone(self, found, problem, begin)
 
-    def _train_eagerly(
-        self, first_step: int, checkpoint: Path | None, found: "Examined"
-    ) -> Trained:
+    def _train_eagerly(self, begin: Begin, found: "Examined") -> Trained:
         from penstock.runtime.launch import local_launcher
 
         most = self.fixed.ranks or Cluster.here().num_ranks
-        about = self.job, found, most, range(first_step, self.num_steps), checkpoint
+        about = self.job, found, most, range(begin.step, self.num_steps), begin.checkpoint
         ranks, self.checked = proved_eager(*about, self.care, self.listener)
-        own = Replicas(found, ranks, first_step, checkpoint)
+        own = Replicas(found, ranks, begin)
         outcome = run_eagerly(self, own, local_launcher(ranks))
         assert outcome is not None, "this process leads"
         return self.finished(outcome, None)

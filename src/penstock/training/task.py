@@ -20,6 +20,7 @@ from penstock.choose.run_windows import (
 from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.runtime.audited import Audits
 from penstock.runtime.windows import Windows
+from penstock.training.begin import Begin
 
 if TYPE_CHECKING:
     from penstock.checkpoints.control import Board
@@ -50,21 +51,17 @@ class TaskTerms(NamedTuple):
 def task_of(
     terms: TaskTerms,
     choice: Choice,
-    first_step: int,
-    checkpoint: Path | None,
+    begin: Begin,
     board: "Board | None" = None,
 ) -> "Task":
-    """Return what ranks do of a plan from a step on.
-
-    checkpoint:  from which they start; None: from the weights that the model makes.
-    """
+    """Return what ranks do of a plan from a step on."""
     from penstock.checkpoints.saver import SavePolicy
     from penstock.runtime.worker import Task
 
     plan, captured, every = choice.plan, choice.captured, terms.every
-    keys, windows = (), windows_from(terms, choice, first_step)
+    keys, windows = (), windows_from(terms, choice, begin.step)
     if choice.others:
-        keys, windows = steps_of_keys(choice, range(first_step, terms.num_steps))
+        keys, windows = steps_of_keys(choice, range(begin.step, terms.num_steps))
     return Task(
         capture=captured,
         stages=stages_of(plan, captured.graph),
@@ -79,7 +76,7 @@ def task_of(
             every.mtbf_s,
         ),
         board=board,
-        resume=checkpoint,
+        resume=begin.checkpoint,
         memory_window=memory_window(windows),
         compiled=plan.terms.compiled,
         joined=plan.terms.joined,

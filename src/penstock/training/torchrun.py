@@ -12,7 +12,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -43,6 +43,7 @@ from penstock.pilot.replan import SearchBasis
 from penstock.plan.plan import Plan
 from penstock.profile.profile import Profile
 from penstock.rules.rule import Rule
+from penstock.training.begin import Begin
 from penstock.training.examination import compare_with_before, examine_job, tell_of_step
 from penstock.training.job_notices import noticing
 from penstock.training.local_ranks import are_replicas, unplanned
@@ -62,7 +63,7 @@ if TYPE_CHECKING:
     from penstock.runtime.worker import RankResult, Report
     from penstock.training.rendezvous import Rendezvous
     from penstock.training.results import Trained
-    from penstock.training.session import Launch, Session
+    from penstock.training.session import Session
     from penstock.transport.transport import Transport
 
 _START, _PLAN = "penstock/start", "penstock/plan {}"
@@ -141,8 +142,7 @@ def _trained(session: "Session", rendezvous: "Rendezvous") -> "Trained | None":
 
 
 def _as_replica(session: "Session", rendezvous: "Rendezvous") -> "Trained | None":
-    launch = partial(_launch, rendezvous=rendezvous, plan_rank=rendezvous.rank)
-    launch = partial(launch, micro_batches=session.job.micro_batches)
+    launch = TorchrunLaunch(rendezvous, rendezvous.rank, session.job.micro_batches)
     return train_replicas(session, rendezvous, launch)
 
 
@@ -172,7 +172,7 @@ def _gone_on(
         again.begin(session.listener)
         session.goes_on_unplanned(care)
         if found is not None:  # rank 0
-            gone_back(session, found, problem, (0, None), is_begun=True)
+            gone_back(session, found, problem, Begin(), is_begun=True)
             session.listener.say("training it eagerly with plain data parallelism instead")
         again.meet("gone back")
         return _as_replica(session, again)
@@ -192,28 +192,26 @@ def _train(session: "Session", rendezvous: "Rendezvous") -> "Trained | None":
     # what no plan can train is not started so
     session.needs_plan()
     agree(rendezvous, "the start", start_facts(session.job, session.alike()))
-    first_step, checkpoint = begun_from(session)
-    _check_start(rendezvous, first_step, session.folder)
-    found = examine_job(session, checkpoint) if rank == 0 else None
+    begin = begun_from(session)
+    _check_start(rendezvous, begin.step, session.folder)
+    found = examine_job(session, begin.checkpoint) if rank == 0 else None
     session.knows(found)
     _check_ranks(session.asked.given_plan, world)
-    captured = _traced_alike(session, rendezvous, first_step)
+    captured = _traced_alike(session, rendezvous, begin.step)
     if found is not None:
         found.refuse_failed()
     session.among(world)
     cluster = session.there.cluster or _found(rendezvous, session.listener)
-    begin = first_step, checkpoint
     about = session, rendezvous, captured, begin, cluster
     choice, launch = _settled(_Outset(*about, itertools.count()))
     plan = choice.plan
     if session.elastic:
         members = _members(cluster, plan, world)
         return train_on_hosts(session, rendezvous, choice, members, begin)
-    board, launch = (
-        StoreBoard(under(rendezvous.store, "board")),
-        _of_run(launch, session, first_step),
-    )
-    return session.train(choice, first_step, checkpoint, launch, board=board, leader=rank == 0)
+    board = StoreBoard(under(rendezvous.store, "board"))
+    steps, count = range(begin.step, session.num_steps), session.job.micro_batches
+    launch = launch.of(steps, awaits=partial(awaits, session), micro_batches=count)
+    return session.train(choice, begin, launch, board=board, leader=rank == 0)
 
 
 def _replicas(session: "Session | None", rendezvous: "Rendezvous") -> int:
@@ -230,12 +228,6 @@ def _members(cluster: Cluster | None, plan: Plan, world: int) -> tuple[int, ...]
     """Return, by rank of the plan, the ranks of the job: the members of an elastic run."""
     ranks = {_plan_rank(cluster, plan, rank): rank for rank in range(world)}
     return tuple(ranks[position] for position in range(world))
-
-
-def _of_run(launch: "Launch", session: "Session", first_step: int) -> "Launch":
-    """Return the launcher of a run's steps, told by the job's own micro-batches."""
-    steps, count = range(first_step, session.num_steps), session.job.micro_batches
-    return partial(launch, steps=steps, awaits=partial(awaits, session), micro_batches=count)
 
 
 def _shared_basis(session: "Session", choice: Choice, captured: "Capture") -> SearchBasis | None:
@@ -265,19 +257,18 @@ def _check_start(rendezvous: "Rendezvous", first_step: int, folder: Path) -> Non
 class _Outset(NamedTuple):
     """What a rank begins with.
 
-    begin:    the first step, and the checkpoint that the run goes on from.
     numbers:  of what is measured, in one order on all ranks.
     """
 
     session: "Session"
     rendezvous: "Rendezvous"
     captured: "Capture"
-    begin: tuple[int, Path | None]
+    begin: Begin
     cluster: Cluster | None
     numbers: Iterator[int]
 
 
-def _settled(start: _Outset) -> "tuple[Choice, Launch]":
+def _settled(start: _Outset) -> "tuple[Choice, TorchrunLaunch]":
     """Return the plan on which all ranks have agreed, and what runs its ranks; every rank calls it.
 
     One that joins micro-batches and differs from the plain loop gives way to one that joins none.
@@ -297,7 +288,9 @@ def _settled(start: _Outset) -> "tuple[Choice, Launch]":
     return choice, launch
 
 
-def _tried(start: _Outset, choice: Choice | None, number: int) -> "tuple[Choice, Launch, Checked]":
+def _tried(
+    start: _Outset, choice: Choice | None, number: int
+) -> "tuple[Choice, TorchrunLaunch, Checked]":
     """Return a plan on all ranks, what runs its ranks, and how it compares with the plain loop.
 
     choice:   of rank 0; None: it is to choose.  The others take its plan.
@@ -314,14 +307,14 @@ def _tried(start: _Outset, choice: Choice | None, number: int) -> "tuple[Choice,
         choice = Choice(*for_plan(session.job, plan, captured, session.listener), plan)
     session.may_replan_by(_shared_basis(session, choice, captured))
     _check_ranks(choice.plan, rendezvous.num_ranks)
-    windows = session.windows(choice, begin[0])
+    windows = session.windows(choice, begin.step)
     agree(rendezvous, f"program {number}", run_facts(choice, windows))
     own, count = _plan_rank(cluster, choice.plan, rendezvous.rank), choice.plan.step_micro_batches
-    launch = partial(_launch, rendezvous=rendezvous, plan_rank=own, micro_batches=count)
+    launch = TorchrunLaunch(rendezvous, own, count)
     return choice, launch, _prove(start, choice, launch)
 
 
-def _prove(start: _Outset, choice: Choice, launch: "Callable[..., list[RankResult]]") -> "Checked":
+def _prove(start: _Outset, choice: Choice, launch: "TorchrunLaunch") -> "Checked":
     """Return how the plan's first steps compare with the plain loop's; every rank calls it.
 
     Rank 0 runs that loop.
@@ -339,9 +332,9 @@ def _prove(start: _Outset, choice: Choice, launch: "Callable[..., list[RankResul
     asks, ends = _PROVE.format(name), _PROVED.format(name)
 
     def run(steps: tuple[int, ...]) -> Case:
-        case = case_of(planned, steps, begin[1])
+        case = case_of(planned, steps, begin.checkpoint)
         told = case.steps if case.late is None else range(case.late.program.num_steps)
-        run_planned(planned, case, folder, partial(launch, steps=told, name=name))
+        run_planned(planned, case, folder, launch.of(told, name=name))
         return case
 
     def prove(steps: tuple[int, ...]) -> Proof:
@@ -353,7 +346,7 @@ def _prove(start: _Outset, choice: Choice, launch: "Callable[..., list[RankResul
 
     if rendezvous.rank == 0:
         care = session.care._replace(strict=choice.plan.terms.joined == 1)
-        steps = range(begin[0], session.num_steps)
+        steps = range(begin.step, session.num_steps)
         checked = proved(planned, session.asked.text, steps, care, prove, session.listener)
         session.was_checked(checked.words)
         if not rendezvous.is_told(asks):  # it was proved before
@@ -428,10 +421,10 @@ def _surveyed(rendezvous: "Rendezvous", listener: Listener) -> Cluster:
 
 def _led(start: _Outset, found: "Examined") -> Choice:
     """Return what rank 0 chooses."""
-    session, rendezvous, captured, (_, checkpoint), cluster, numbers = start
+    session, captured, checkpoint = start.session, start.captured, start.begin.checkpoint
     compare_with_before(session, found, captured, checkpoint)
-    profile = partial(_profiled, rendezvous, numbers, session.job)
-    session.runs_on(Machines(cluster, profile, session.listener))
+    profile = partial(_profiled, start)
+    session.runs_on(Machines(start.cluster, profile, session.listener))
     set_aside_earlier(session)
     return session.choose(captured, checkpoint, found.settled(captured))
 
@@ -444,21 +437,15 @@ def _leaders(cluster: Cluster) -> dict[str, int]:
     return leaders
 
 
-def _profiled(  # noqa: PLR0913 - a way of profiling, bound to one torchrun job
-    rendezvous: "Rendezvous",
-    numbers: Iterator[int],
-    whole: Job,
-    captured: "Capture",
-    job: Job,
-    cluster: Cluster,
-    listener: Listener,
+def _profiled(
+    start: _Outset, captured: "Capture", job: Job, cluster: Cluster, listener: Listener
 ) -> tuple[Profile, ...]:
     """Return a profile of the step for each kind of device, measured where it is; on rank 0.
 
-    whole:    the job without any of its micro-batches joined.
+    job:      with its micro-batches joined.
     """
-    number, leaders = next(numbers), _leaders(cluster)
-    joined = Fraction(whole.micro_batches, job.micro_batches)
+    number, leaders, rendezvous = next(start.numbers), _leaders(cluster), start.rendezvous
+    joined = Fraction(start.session.job.micro_batches, job.micro_batches)
     asked = taken.written(joined), captured.graph.slices
     rendezvous.put(_ASK.format(number), json.dumps(asked))
     own, *others = leaders
@@ -495,46 +482,54 @@ def _plan_rank(cluster: Cluster | None, plan: Plan, rank: int) -> int:
 # -- running --------------------------------------------------------------------------------------
 
 
-def _launch(  # noqa: PLR0913 - a launcher, bound to one torchrun job
-    work: "Work",
-    num_ranks: int,
-    report: "Report",
-    *,
-    rendezvous: "Rendezvous",
-    plan_rank: int,
-    micro_batches: int,
-    steps: Sequence[int],
-    name: str = _RUN,
-    awaits: Callable[[int], bool] = lambda step: False,
-    groups: "Groups" = (),
-) -> "list[RankResult]":
-    """Run rank `plan_rank` of the plan; return all results on torchrun's rank 0, elsewhere none.
+@dataclass(frozen=True, slots=True)
+class TorchrunLaunch:
+    """Launches what is one rank here, and others in the processes of a torchrun job.
 
-    steps, name:  the numbers of the steps that are told, and under which name in the store.
+    rank:           of the plan, that this process is.
+    micro_batches:  of a step, as ranks report them.
+    steps, name:    the numbers of the steps that are told, and under which name in the store.
     """
-    from penstock.runtime.launch import as_json, from_json, run_torchrun, under
 
-    rank, store = rendezvous.rank, rendezvous.store
-    tell, ended = _telling(store, name), threading.Event()
-    whole = _ReportedSteps(steps, micro_batches, awaits)
-    there = under(store.clone(), f"penstock/{name}")
-    listening = partial(_listen, there, whole, report, ended)
-    listener = threading.Thread(target=listening, daemon=True)
-    if rank == 0:
-        listener.start()
-    try:
-        begun, room, way = _begun(work, rendezvous, name), under(store, name), rendezvous.way
-        own = run_torchrun(begun, room, tell, groups=groups, rank=plan_rank, way=way)
-    finally:
-        ended.set()
-        if rank == 0:  # no thread is to be in the store when the interpreter ends
-            listener.join()
-    if rank != 0:
-        store.set(f"penstock/{name}/result/{rank}", json.dumps(as_json(own)))
-        return []
-    others = (rendezvous.take(f"penstock/{name}/result/{other}") for other in range(1, num_ranks))
-    results = [own, *(from_json(json.loads(text)) for text in others)]
-    return sorted(results, key=lambda result: result.rank)
+    rendezvous: "Rendezvous"
+    rank: int
+    micro_batches: int
+    steps: Sequence[int] = ()
+    name: str = _RUN
+    awaits: Callable[[int], bool] = lambda step: False
+
+    def of(self, steps: Sequence[int], **changes: Any) -> "TorchrunLaunch":
+        """Return the launch of these steps."""
+        return replace(self, steps=steps, **changes)
+
+    def __call__(
+        self, work: "Work", num_ranks: int, report: "Report", *, groups: "Groups" = ()
+    ) -> "list[RankResult]":
+        """Run this rank; return all results on torchrun's rank 0, elsewhere none."""
+        from penstock.runtime.launch import as_json, from_json, run_torchrun, under
+
+        rank, store, name = self.rendezvous.rank, self.rendezvous.store, self.name
+        tell, ended = _telling(store, name), threading.Event()
+        whole = _ReportedSteps(self.steps, self.micro_batches, self.awaits)
+        there = under(store.clone(), f"penstock/{name}")
+        listening = partial(_listen, there, whole, report, ended)
+        listener = threading.Thread(target=listening, daemon=True)
+        if rank == 0:
+            listener.start()
+        try:
+            begun, way = _begun(work, self.rendezvous, name), self.rendezvous.way
+            room = under(store, name)
+            own = run_torchrun(begun, room, tell, groups=groups, rank=self.rank, way=way)
+        finally:
+            ended.set()
+            if rank == 0:  # no thread is to be in the store when the interpreter ends
+                listener.join()
+        if rank != 0:
+            store.set(f"penstock/{name}/result/{rank}", json.dumps(as_json(own)))
+            return []
+        names = (f"penstock/{name}/result/{other}" for other in range(1, num_ranks))
+        others = (from_json(json.loads(self.rendezvous.take(each))) for each in names)
+        return sorted([own, *others], key=lambda result: result.rank)
 
 
 def _begun(work: "Work", rendezvous: "Rendezvous", name: str) -> "Work":

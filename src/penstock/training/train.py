@@ -46,7 +46,7 @@ from penstock.training.callbacks import Hearing, check_declared
 from penstock.training.joining import is_under_way, join_on_host
 from penstock.training.lock import locked
 from penstock.training.mirror import url_of
-from penstock.training.options import OPTIONS, Options, check_known
+from penstock.training.options import OPTIONS, Options, asked_for, check_known
 from penstock.training.run_asked import RunAsked
 from penstock.training.saved import check_policy, text_in
 from penstock.training.session import Session
@@ -219,6 +219,7 @@ def _session(request: Request, heard: Listener) -> Session:  # long: option by o
         policy=None if policy is None else Path(policy),
         mirror=url_of(options.get("out")),
         audit=parse_audit(options.get("audit", "1%")),
+        options=asked_for(options),
     )
     return Session(
         job=found.job,

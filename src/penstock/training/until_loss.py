@@ -34,6 +34,7 @@ from penstock.choose.choose import (
     best_of,
     decided,
     found_in_units,
+    joining_of,
     on_hosts_of,
     save,
 )
@@ -64,6 +65,7 @@ from penstock.runtime.stop import Stopped
 from penstock.schedule.recipe import name_of
 from penstock.schedule.schedule import Schedule
 from penstock.search.shapes import Fixed
+from penstock.training.begin import Begin
 from penstock.training.results import Trained
 from penstock.training.run_folder import words_to_resume
 from penstock.units import format_seconds
@@ -246,7 +248,7 @@ class UntilRun:
         try:
             choice = self._planned(pair, is_last)
             launch = local_launcher(choice.plan.total_ranks)
-            checked = session.prove(choice, step, self.checkpoint, launch, self.found)
+            checked = session.prove(choice, Begin(step, self.checkpoint), launch, self.found)
             problem = checked.problem
             if problem and self._leaves_joining(choice):
                 return self._tried(pair, step, is_last=is_last)
@@ -371,7 +373,7 @@ class UntilRun:
         return found_in_units(*about, profiles=profiles, cluster=cluster)
 
     def _profiles(self, choice: Choice) -> "tuple[Profile, ...]":
-        return next(way.profiles for way in self.ways if way.is_of(choice.plan))
+        return joining_of(self.ways, choice.plan).profiles
 
     def _ran(self, choice: Choice, step: int) -> "Outcome":
         """Run the newest phase from a step on.
@@ -400,15 +402,15 @@ class UntilRun:
             else None,
             noise_every=EVERY if phase.is_last else 1,
         )
-        division = choice.captured.batch.division
+        division, begin = choice.captured.batch.division, Begin(step, self.checkpoint)
         choice = choice._replace(job=merged(job, choice.plan.terms.joined, division))
         try:
             if session.elastic and phase.is_last:
-                trained = elastic_driver.train(part, choice, step, self.checkpoint)
+                trained = elastic_driver.train(part, choice, begin)
                 ran = trained.outcome, part.followed()
             else:
                 launch = local_launcher(choice.plan.total_ranks)
-                ran = part.ran(choice, step, self.checkpoint, launch)
+                ran = part.ran(choice, begin, launch)
         except Stopped as stopped:
             raise Stopped(stopped.code - 128, words_to_resume(session)) from None
         assert ran is not None, "this process leads"
@@ -510,17 +512,13 @@ def _steps_of(choice: Choice) -> int:
 
 
 def train_until(
-    session: "Session",
-    captured: "Capture",
-    found: "Examined",
-    first_step: int,
-    checkpoint: Path | None,
+    session: "Session", captured: "Capture", found: "Examined", begin: Begin
 ) -> Trained | None:
     """Train to the goal of a session; return what that gave, or None: no plan trains the job.
 
     Raises:   PlanError: nothing fits what is fixed, or the memory; nothing is left to do.
     """
-    watch, job = session.goal, session.job
+    (first_step, checkpoint), watch, job = begin, session.goal, session.job
     assert watch is not None, "it has a goal"
     kept = until_in(session.folder) if checkpoint is not None else None
     fixed, decisions = bounded(job, session.key, captured, found, session.fixed, session.listener)
@@ -553,7 +551,7 @@ def _only_choice(
     ways = session.basis.ways if session.basis else ()
     if not any(way.is_of(choice.plan) for way in ways):
         profiles = load_profiles(session.folder / "profile.json")
-        ways = (Joining(choice.plan.terms.joined, choice.job, choice.captured, profiles),)
+        ways = (choice.way(profiles),)
     return choice, ways
 
 

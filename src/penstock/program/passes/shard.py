@@ -104,7 +104,7 @@ def shard(
         column = _in_company([program.code[rank] for rank in ranks], kept, prefetch)
         runs.update(zip(ranks, column, strict=True))
     code = Codes.of(
-        _behind_gathers(tuple(rewritten(each, runs[rank])), program.tied)
+        _behind_gathers(tuple(rewritten(each, runs[rank])), program.graph.tied)
         for rank, each in enumerate(program.code)
     )
     return replace(program, code=code, parts=tuple(parts))

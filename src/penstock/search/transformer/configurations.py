@@ -31,26 +31,24 @@ from penstock.search.transformer.space import Space, candidates
 from penstock.units import format_bytes
 
 
-def configurations(  # noqa: PLR0913 - what there is
+def configurations(
     model: Transformer,
     pool: Pool,
     *,
     batch: int,
     constants: tuple[Constants, Constants],
-    devices: Sequence[int] = (),
     most: int = 32,
     space: Space = Space(),  # noqa: B008 - a frozen record
 ) -> Configurations:
     """Return the fastest ways to train on batches of `batch` samples.
 
     constants   of time and of memory, for every candidate
-    devices     numbers of devices to try; default: all of the pool
     most        of the fastest, and of the front, to be simulated
     Raises:     PlanError: nothing fits the memory or the batch.
     """
     groups = [
         runs
-        for count in devices or (pool.count,)
+        for count in space.devices or (pool.count,)
         for runs in candidates(model, pool.device, count, batch, space=space)
     ]
     total = sum(map(len, groups))

@@ -23,13 +23,17 @@ from penstock.estimate.transformer import Transformer
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What is tried; by default all there is."""
+    """What is tried; by default all there is.
+
+    devices:  numbers of them; empty: all that there are.
+    """
 
     recompute: tuple[Recompute, ...] = ("none", "selective", "full")
     sharding: tuple[Sharding, ...] = ("none", "optimizer", "gradients", "full")
     sequence_parallel: tuple[bool, ...] = (False, True)
     most_interleave: int = 1 << 30
     most_pipe: int = 1 << 30
+    devices: tuple[int, ...] = ()
 
 
 Choice = tuple[int, int, int, int, int, Recompute, Sharding, bool]
