@@ -715,6 +715,74 @@ def test_what_an_optimizer_does_to_the_model_after_a_step_is_found() -> None:
     assert found[0].what == "model.level"
 
 
+class Counting:
+    """A loss that no function holds, as a module of losses or a trainer is."""
+
+    def __init__(self, late: int) -> None:
+        self.calls, self.late = 0, late
+
+    def __call__(self, model: nn.Module, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls > self.late:
+            return 2 * square(model, x)
+        return square(model, x)
+
+
+class CountingInSlots:
+    """The same without a dict."""
+
+    __slots__ = ("calls",)
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, model: nn.Module, x: Tensor) -> Tensor:
+        self.calls += 1
+        return square(model, x) if self.calls < 1000 else 2 * square(model, x)
+
+
+class CountingModule(nn.Module):
+    """The method of a module that is no part of the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, model: nn.Module, x: Tensor) -> Tensor:
+        self.calls += 1
+        return square(model, x) if self.calls < 1000 else 2 * square(model, x)
+
+
+@pytest.mark.parametrize("loss", [Counting(1000), CountingInSlots(), CountingModule().forward])
+def test_count_of_a_loss_that_is_an_object_is_found(loss: Callable[..., Tensor]) -> None:
+    (found,) = impurities(job(loss=loss))
+    assert found.what.endswith(".calls")
+
+
+def test_model_that_the_loss_hands_to_a_hook_is_found() -> None:
+    kept: dict[str, nn.Module] = {}
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        kept["model"] = model
+        return square(model, x)
+
+    def optimizer(parameters) -> torch.optim.Optimizer:
+        steps = itertools.count()
+
+        def shrinks(*_: object) -> None:
+            if next(steps) == 1000:
+                kept["model"].zero_grad()
+
+        made = sgd(parameters)
+        made.register_step_post_hook(shrinks)
+        return made
+
+    found = impurities(Job(lambda: nn.Linear(D, D), loss, data, optimizer))
+    assert [one.why for one in found if one.what == "model"] == [
+        "a hook of the optimizer reaches it since the loss was computed"
+    ]
+
+
 class Averaged(nn.Module):
     """A norm and torch's average of it, which forward runs, too: equal as long as weights are."""
 
@@ -811,7 +879,29 @@ def test_layer_that_an_update_freezes_is_found(by: str) -> None:
     who = "scheduler" if by == "scheduler" else "optimizer"
     assert (found.what, found.where) == ("requires_grad of bias", who)
     updates = itertools.count(1)
-    assert not impurities(replace(examined, num_steps=3))
+    (found,) = impurities(replace(examined, num_steps=3))
+    assert (found.what, found.where) == ("requires_grad", line(freezes, 1))
+
+
+@pytest.mark.parametrize("is_its_own", [False, True])
+def test_hook_that_freezes_what_has_settled_is_found(is_its_own: bool) -> None:
+    def freezes(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        for p in optimizer.param_groups[0]["params"]:
+            if p.grad is not None and p.grad.norm() < 1e-9:
+                p.requires_grad_(False)
+
+    def looks(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        for p in optimizer.param_groups[0]["params"]:
+            p.detach().clone().requires_grad_()
+
+    def optimizer(parameters) -> torch.optim.Optimizer:
+        made = sgd(parameters)
+        made.register_step_post_hook(looks if is_its_own else freezes)
+        return made
+
+    found = impurities(Job(lambda: nn.Linear(D, D), square, data, optimizer))
+    wanted = [] if is_its_own else [("requires_grad", line(freezes, 3))]
+    assert [(one.what, one.where) for one in found] == wanted
 
 
 def keeps_a_table_of_its_teacher(net: Net, x: Tensor) -> Tensor:

@@ -174,7 +174,22 @@ class Rows(nn.Module):
         return self.table(pairs).prod(1).sum(1)
 
 
-def test_an_optimizer_of_sparse_gradients_is_the_plain_loop_in_one_process(tmp_path):
+class Two(torch.optim.Optimizer):
+    """Holds one for the table, and one for what else there is."""
+
+    def __init__(self, weights) -> None:
+        weights = list(weights)
+        super().__init__(weights, {"lr": 0.1})
+        self.sparse = torch.optim.SparseAdam(weights, lr=0.1)
+
+    def step(self, closure=None):
+        self.sparse.step()
+
+
+@pytest.mark.parametrize(
+    "kind", [lambda weights: torch.optim.SparseAdam(list(weights), lr=0.1), Two]
+)
+def test_an_optimizer_of_sparse_gradients_is_the_plain_loop_in_one_process(tmp_path, kind):
     def data(start):
         for k in itertools.count(start):
             yield torch.randint(0, 8, (4, 2), generator=torch.Generator().manual_seed(k))
@@ -183,7 +198,7 @@ def test_an_optimizer_of_sparse_gradients_is_the_plain_loop_in_one_process(tmp_p
         model=Rows,
         loss=lambda model, pairs: (model(pairs) - 1).square().mean(),
         data=data,
-        optimizer=lambda weights: torch.optim.SparseAdam(list(weights), lr=0.1),
+        optimizer=kind,
         micro_batches=MICRO_BATCHES,
     )
     found = examine(job)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from penstock.state.optimizer.reach import hook_with_module, lines_of
+from penstock.state.optimizer.reach import hook_with_module, lines_of, reached_by_hooks
 
 MODULE = nn.Linear(2, 2)
 
@@ -74,6 +74,28 @@ def of_weights():
 @pytest.mark.parametrize("hook", [of_its_groups, of_weights()], ids=["groups", "weights"])
 def test_a_hook_of_parameters_alone_is_none(hook):
     assert hook_with_module(hooked(hook)) == ""
+
+
+class Trainer:
+    """Has a module, and a hook."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, nn.Module] = {}
+
+    def after(self, *_: object) -> None:
+        self.kept["model"].zero_grad()
+
+
+@pytest.mark.parametrize("after", [True, False])
+def test_what_comes_into_reach_later_is_found_through_an_object_of_the_author(after: bool) -> None:
+    trainer = Trainer()
+    optimizer = hooked(trainer.after, after=after)
+    assert reached_by_hooks(optimizer) == {}
+    trainer.kept["model"] = MODULE
+    (line,) = reached_by_hooks(optimizer).values()
+    assert line.endswith(f":{Trainer.after.__code__.co_firstlineno}")
+    assert bool(hook_with_module(optimizer, objects=True)) == after
+    assert not hook_with_module(optimizer)
 
 
 class Own(torch.optim.SGD):

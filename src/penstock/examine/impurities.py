@@ -17,7 +17,7 @@ from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import asdict, astuple, dataclass, field
 from functools import partial
 from io import StringIO
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +32,7 @@ from penstock.examine.alive import functions_of
 from penstock.examine.dataflow import RecordedMicroBatch, Recorder, first_difference
 from penstock.examine.model_changes import ChangeWatch, made_again
 from penstock.examine.name_reads import (
+    freezes_at,
     is_given,
     names_written,
     read_at,
@@ -46,6 +47,7 @@ from penstock.examine.unsaved import (
     Tokens,
     Unsaved,
     changed,
+    instances_with,
     key_of,
     look,
     named,
@@ -66,9 +68,10 @@ from penstock.graph.trace import (
     on_device,
 )
 from penstock.graph.waiting import backward_of
-from penstock.job import Job
+from penstock.job import Job, is_users
 from penstock.processes.child import Beat, in_a_fork
 from penstock.state.optimizer.optimizer import eager_updates
+from penstock.state.optimizer.reach import reached_by_hooks
 from penstock.state.optimizer_state import nested
 from penstock.state.python_state import digests
 
@@ -219,6 +222,7 @@ class _Loop:
             watched = self.watch.watched(job)
             self.updates = eager_updates(watched, self.model) if trainable else None
         self.watch.optimizer = None if self.updates is None else self.updates.optimizer
+        self.reached_at_first = self._reached_by_hooks()
         self.gradients: Mapping[str, Tensor] = {}
         self.data = started(job.data, 0)
         self.batch: Any = batch
@@ -247,12 +251,15 @@ class _Loop:
         self._step()
         self._refuse_seeds()
         functions = functions_of(self.asked.codes)
+        own = instances_with(functions)  # a loss may be an object that no function holds
+        if isinstance(self.job.loss, MethodType):  # be it that of a module
+            own.append(self.job.loss.__self__)
 
         def look() -> Values:
-            about = self.model, functions, self.asked.codes
-            values, self.reached = held(*about)
+            look_at = partial(held, self.model, functions, self.asked.codes, others=own)
+            values, self.reached = look_at()
             is_saved = self.saved or any(map(has_extra_state, self.model.modules()))
-            self.unsaved.append(held(*about, saved=self.saved)[0] if is_saved else values)
+            self.unsaved.append(look_at(saved=self.saved)[0] if is_saved else values)
             return values
 
         states = [look()]
@@ -268,6 +275,8 @@ class _Loop:
             *self._built(),
             *self._changed([*states, look()]),
             *self._from_outside(),
+            *self._frozen_later(),
+            *self._handed_to_hooks(),
             *self.told,
             *self.moved.values(),
             *self.on_batches.values(),
@@ -471,11 +480,15 @@ class _Loop:
 
     def _is_done_again(self, name: str) -> bool:
         """Return whether only what a resume does again sets it: the data, and the rate."""
-        rate: Any = getattr(self.job.learning_rate, "rate", self.job.learning_rate)
-        rates = {rate.__code__} if isinstance(rate, FunctionType) else set[CodeType]()
+        rates = self._rates()
         again = (self.asked.of_data | rates) - self.asked.codes
         others = (self.asked.codes | self.asked.of_updates) - rates
         return written_at(name, again) is not None and written_at(name, others) is None
+
+    def _rates(self) -> set[CodeType]:
+        """Return the code of the job's rate, which is asked for all steps here."""
+        rate: Any = getattr(self.job.learning_rate, "rate", self.job.learning_rate)
+        return {rate.__code__} if isinstance(rate, FunctionType) else set()
 
     def _reader_of(self, name: str, holder: str, place: str) -> Line | None:
         """Return the line that reads it by its name, its holder's, or one that is computed."""
@@ -555,6 +568,30 @@ class _Loop:
         for what, (who, how) in self.watch.words().items():
             is_again = who in ("data", "learning_rate", "scheduler") and not how.startswith("read")
             yield Impurity(what, who, how, anew=not (is_again or what.startswith("the values of")))
+
+    def _frozen_later(self) -> Iterator[Impurity]:
+        """Yield where an update may freeze or thaw what learns, be it in none of these steps."""
+        updates = self.asked.of_updates - self._rates()
+        line = freezes_at(code for code in updates if is_users(code.co_filename))
+        if line is not None and not any(w.startswith("requires_grad") for w in self.watch.found):
+            yield Impurity("requires_grad", _text(line), "an update may set it in a later step")
+
+    def _reached_by_hooks(self) -> dict[int, str]:
+        return {} if self.updates is None else reached_by_hooks(self.updates.optimizer)
+
+    def _handed_to_hooks(self) -> Iterator[Impurity]:
+        """Yield the hook of the optimizer that reaches what of the model the loss has handed to it.
+
+        A trace hands over its own module, once: ranks would change that one.
+        """
+        named = dict(_compat.named_modules(self.model)) | dict(self.model.named_parameters())
+        own = {id(one): name for name, one in named.items()}
+        for key, line in self._reached_by_hooks().items():
+            if key in own and key not in self.reached_at_first:
+                what = f"model.{own[key]}".rstrip(".")
+                why = "a hook of the optimizer reaches it since the loss was computed"
+                yield Impurity(what, line, why)
+                return
 
     def _told(self, who: str, codes: set[CodeType], act: Callable[[], object]) -> None:
         """Note what `who` sets in Python when it acts, and others, of these `codes`, read."""

@@ -69,6 +69,25 @@ def written_at(name: str, codes: Iterable[CodeType]) -> Line | None:
     return None
 
 
+def freezes_at(codes: Iterable[CodeType]) -> Line | None:
+    """Return the first line that sets who learns: `x.requires_grad = y`, `x.requires_grad_(y)`.
+
+    Not `x.requires_grad_()`, which is said of what a function makes for itself.
+    """
+    for code in codes:
+        for node in _nodes(code):
+            match node:
+                case ast.Call(func=ast.Attribute(attr="requires_grad_"), args=args, keywords=named):
+                    is_set = bool(args or named)
+                case ast.Attribute(attr="requires_grad", ctx=ast.Store()):
+                    is_set = True
+                case _:
+                    is_set = False
+            if is_set:
+                return code.co_filename, node.lineno
+    return None
+
+
 def is_given(name: str, function: FunctionType) -> bool:
     """Return whether a name is nothing to a function but an argument that its caller gives."""
     code, defaults = function.__code__, function.__defaults__ or ()

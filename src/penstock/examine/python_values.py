@@ -128,12 +128,13 @@ def held(
     codes: Collection[CodeType],
     selves: Iterable[object] | None = None,
     saved: Iterable[object] | None = None,
+    others: Iterable[object] = (),
 ) -> tuple[Values, Collection[int]]:
     """Return every value that Python keeps there, as something that can be compared.
 
     selves:  more objects to look at; then also which tensors there are, and how often written.
-
     saved:   objects that are left out, and modules that tell their own extra state.
+    others:  more objects to look at, as far as no function holds them.
 
     Also the `id` of all objects that were met.
     """
@@ -148,6 +149,8 @@ def held(
         walk.module(f"model.{path}".rstrip("."), module)
     for function in functions:
         walk.function(function)
+    for own in others:
+        walk.put(type(own).__qualname__, type(own).__qualname__, own)
     for where, name, other, value in settings():
         walk.values[Place(where, name, other)] = value
     walk.go()

@@ -73,7 +73,7 @@ def look(
     skipped = list(skipped)
     walk.seen |= {id(one) for one in skipped}
     functions = functions_of(codes)
-    for own in _instances(functions):
+    for own in instances_with(functions):
         walk.put(type(own).__qualname__, type(own).__qualname__, own)
     for function in sorted(functions, key=lambda one: key_of(one.__code__)):
         walk.function(function)
@@ -127,7 +127,7 @@ def key_of(code: CodeType) -> Key:
     return code.co_filename, code.co_firstlineno, code.co_name
 
 
-def _instances(functions: Collection[FunctionType]) -> list[object]:
+def instances_with(functions: Collection[FunctionType]) -> list[object]:
     """Return the objects that are alive and whose class has a method among functions."""
     methods = [f for f in functions if _is_method(f)]
     kinds = [*filter(None, map(_class_named, functions))]

@@ -27,6 +27,7 @@ from penstock.state.optimizer.optimizer_trial import tried
 from penstock.state.optimizer.rates import JobScheduler
 from penstock.state.optimizer.reach import hook_with_module, lines_of
 from penstock.state.optimizer.updates import NONE, Updates, divided, held_by, lent_to
+from penstock.state.optimizer_state import nested
 
 
 class Optimizers:
@@ -167,18 +168,20 @@ def undividable(job: Job, capture: Capture) -> str | None:
     """
     asked = job, capture.model, _reached(capture.graph)
     reason = None if tried("divided", *asked) is None else tried("lent", *asked)
-    if reason is None and (place := hook_with_module(whole_optimizer(*asked[:2]).optimizer)):
+    whole = whole_optimizer(*asked[:2]).optimizer
+    if reason is None and (place := hook_with_module(whole, objects=True)):
         reason = f"a hook after steps reaches the module itself ({place})"
     return reason
 
 
 def takes_sparse(job: Job, model: nn.Module) -> str:
-    """Return the class of an optimizer that needs sparse gradients; empty: dense ones will do.
+    """Return the class of an optimizer that needs sparse gradients, or of one that it holds; empty:
+    dense ones will do.
 
     Traced steps have dense ones, and replicas sum them so.
     """
-    kind = type(whole_optimizer(job, model).optimizer)
-    return kind.__name__ if issubclass(kind, SparseAdam) else ""
+    every = (one for _, one in nested(whole_optimizer(job, model).optimizer))
+    return next((type(one).__name__ for one in every if isinstance(one, SparseAdam)), "")
 
 
 def remembers(job: Job, model: nn.Module) -> str | None:

@@ -5,9 +5,11 @@ It is given its parameters, and may do with them what it likes.
 Such a hook may do to the module in a later step what no trial of the first ones shows: put averages
 into it, thaw or reset a layer.  A part of the optimizer would do that to its own stage alone.
 
-Ignores:  what is reached through attributes of objects of other kinds.
+Attributes are followed where that is asked, and of the author's own objects only: a trainer that
+has the model.
 """
 
+import sys
 from collections.abc import Iterator
 from functools import partial
 from types import FunctionType, MethodType
@@ -24,13 +26,29 @@ _MOST = 64  # of what a container holds
 _DEPTH = 6
 
 
-def hook_with_module(optimizer: Optimizer) -> str:
-    """Return the line of a hook after steps from which a module is reached; empty: of none."""
+def hook_with_module(optimizer: Optimizer, *, objects: bool = False) -> str:
+    """Return the line of a hook after steps from which a module is reached; empty: of none.
+
+    objects:  whether attributes of the author's objects are followed, too.
+    """
     for _, one in nested(optimizer):
         for hook in _compat.post_hooks(one):
-            if _reaches(hook, _DEPTH, set()):
+            held = _reached(hook, _DEPTH, set(), objects)
+            if any(isinstance(each, nn.Module) for each in held):
                 return _line(hook)
     return ""
+
+
+def reached_by_hooks(optimizer: Optimizer) -> dict[int, str]:
+    """Return which modules and parameters the hooks of an optimizer reach, before steps or after
+    them, beyond its groups: by the `id`, the line of the hook.
+    """
+    found: dict[int, str] = {}
+    for _, one in nested(optimizer):
+        for hook in (*_compat.pre_hooks(one), *_compat.post_hooks(one)):
+            for held in _reached(hook, _DEPTH, set(), True):
+                found.setdefault(id(held), _line(hook))
+    return found
 
 
 def lines_of(optimizer: Optimizer) -> list[str]:
@@ -46,13 +64,16 @@ def lines_of(optimizer: Optimizer) -> list[str]:
     return found
 
 
-def _reaches(held: object, depth: int, seen: set[int]) -> bool:
-    if isinstance(held, nn.Module):
-        return True
-    if not depth or id(held) in seen or isinstance(held, Optimizer):
-        return False
-    seen.add(id(held))
-    return any(_reaches(each, depth - 1, seen) for each in _parts(held))
+def _reached(
+    held: object, depth: int, seen: set[int], objects: bool
+) -> Iterator[nn.Module | nn.Parameter]:
+    """Yield the modules and parameters that are reached, without what these hold."""
+    if isinstance(held, nn.Module | nn.Parameter):
+        yield held
+    elif depth and id(held) not in seen and not isinstance(held, Optimizer):
+        seen.add(id(held))
+        for each in (*_parts(held), *(_attributes(held) if objects else ())):
+            yield from _reached(each, depth - 1, seen, objects)
 
 
 def _parts(held: object) -> Iterator[object]:
@@ -76,6 +97,14 @@ def _parts(held: object) -> Iterator[object]:
         yield from list(cast(dict[Any, Any], held).values())[:_MOST]
     elif isinstance(held, list | tuple | set):
         yield from list(cast("list[Any]", held))[:_MOST]
+
+
+def _attributes(held: object) -> list[object]:
+    """Return what an object of a class of the author's keeps, but in slots."""
+    file = getattr(sys.modules.get(type(held).__module__), "__file__", None)
+    if file is None or not is_users(file):
+        return []
+    return list(getattr(held, "__dict__", {}).values())[:_MOST]
 
 
 def _function(hook: object) -> object:
