@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR
 
 from penstock.checkpoints import checkpoint
 from penstock.checkpoints.saver import SavePolicy
+from penstock.examine import learning_rate
 from penstock.examine.examine import examine
 from penstock.examine.learning_rate import rate_of, replayed
 from penstock.job import Job
@@ -60,6 +61,17 @@ def by_a_generator():
     return lambda step: next(factors)
 
 
+def by_a_cycle():
+    """A generator that stands at the same line, with the same variables, between any two calls."""
+
+    def factors():
+        while True:
+            yield from (1.0, 0.5, 0.25, 0.5)
+
+    source = factors()
+    return lambda step: next(source)
+
+
 STATEFUL = {
     "exponential": lambda: by_a_scheduler(ExponentialLR, gamma=0.8),
     "one cycle": lambda: by_a_scheduler(OneCycleLR, max_lr=1.0, total_steps=400),
@@ -67,6 +79,7 @@ STATEFUL = {
     "late": lambda: late(3),
     "very late": lambda: late(10**6),
     "generator": by_a_generator,
+    "cycle": by_a_cycle,
 }
 PURE = {
     "constant": lambda step: 1.0,
@@ -77,8 +90,8 @@ PURE = {
 
 
 def job_of(rate, **options) -> Job:
-    about = {"micro_batches": MICRO_BATCHES, "seed": 5, "num_steps": 300}
-    return Job(Net, loss, data, lambda w: SGD(w, lr=0.1), learning_rate=rate, **about, **options)
+    about = {"micro_batches": MICRO_BATCHES, "seed": 5, "num_steps": 300, **options}
+    return Job(Net, loss, data, lambda w: SGD(w, lr=0.1), learning_rate=rate, **about)
 
 
 @pytest.mark.parametrize("name", STATEFUL)
@@ -86,6 +99,15 @@ def test_one_that_keeps_state_is_found_without_moving_it(name):
     rate, untouched = fresh(name), fresh(name)
     assert rate_of(job_of(rate)).keeps
     assert [rate(step) for step in range(5)] == [untouched(step) for step in range(5)]
+
+
+@pytest.mark.parametrize("steps", [300, 299])
+def test_a_cycle_is_found_whose_length_divides_the_steps_though_nothing_shows_it(
+    monkeypatch, steps
+):
+    monkeypatch.setattr(learning_rate, "held", lambda *_: ({}, ()))
+    assert rate_of(job_of(by_a_cycle(), num_steps=steps)).keeps
+    assert not rate_of(job_of(PURE["cosine"], num_steps=steps)).keeps
 
 
 def fresh(name: str):

@@ -1,5 +1,6 @@
 """What Python keeps is found without a word to the objects that keep it."""
 
+import itertools
 import weakref
 
 import numpy as np
@@ -60,3 +61,14 @@ def test_a_weak_proxy_is_what_it_stands_for() -> None:
     assert walked([proxy, counter])["it[0].count"] == walked(1)["it"]
     del counter
     assert walked(proxy) == walked(None)
+
+
+def test_a_generator_that_hands_on_from_another_is_where_that_one_is() -> None:
+    def factors():
+        yield from (1.0, 0.5, 0.25)
+
+    source, values = factors(), []
+    for _ in range(3):
+        next(source)
+        values.append(walked(source))
+    assert all(one != other for one, other in itertools.pairwise(values))

@@ -22,6 +22,7 @@ from penstock.runtime.eager import EagerTask, load_model, replicas_of, work_eage
 from penstock.runtime.launch import run_processes, run_threads
 from penstock.runtime.run import Steps
 from penstock.state.laws.measured import measured_laws
+from penstock.state.optimizer.optimizer import Optimizers
 from tests.parity import models
 from tests.parity.models import OPTIMIZERS, TOKENS, VOCABULARY, WIDTH, Trained, job_of, plain_loop
 from tests.parity.training import difference, differing
@@ -206,6 +207,8 @@ def test_an_optimizer_of_sparse_gradients_is_the_plain_loop_in_one_process(tmp_p
     assert "SparseAdam, takes sparse gradients" in found.one_process
     trained = train(job, tmp_path, 1)
     assert difference(trained.weights, plain_loop(job, STEPS, MICRO_BATCHES).weights) == 0.0
+    model = Rows()
+    assert Optimizers(job, model, list(dict(model.named_parameters()))).lost() == ("", "")
 
 
 class Slow(Choosing):

@@ -250,18 +250,7 @@ class _Loop:
         """
         self._step()
         self._refuse_seeds()
-        functions = functions_of(self.asked.codes)
-        own = instances_with(functions)  # a loss may be an object that no function holds
-        if isinstance(self.job.loss, MethodType):  # be it that of a module
-            own.append(self.job.loss.__self__)
-
-        def look() -> Values:
-            look_at = partial(held, self.model, functions, self.asked.codes, others=own)
-            values, self.reached = look_at()
-            is_saved = self.saved or any(map(has_extra_state, self.model.modules()))
-            self.unsaved.append(look_at(saved=self.saved)[0] if is_saved else values)
-            return values
-
+        look = self._look_at_all()
         states = [look()]
         self._update(0)
         before = self._look_beside()
@@ -290,6 +279,22 @@ class _Loop:
         found += [one for one in flows if one.where not in named]
         others = [one for one in found if not one.batch]
         return found if others else [*found, *self._of_values()]
+
+    def _look_at_all(self) -> Callable[[], Values]:
+        """Return what looks at all that the code which has run can reach."""
+        functions = functions_of(self.asked.codes)
+        own = instances_with(functions)  # a loss may be an object that no function holds
+        if isinstance(self.job.loss, MethodType):  # be it that of a module
+            own.append(self.job.loss.__self__)
+        look_at = partial(held, self.model, functions, self.asked.codes, others=own)
+
+        def look() -> Values:
+            values, self.reached = look_at()
+            is_saved = self.saved or any(map(has_extra_state, self.model.modules()))
+            self.unsaved.append(look_at(saved=self.saved)[0] if is_saved else values)
+            return values
+
+        return look
 
     def _refuse_seeds(self) -> None:
         """Raise if random ops are to follow a seed that the loss sets: the job's decides for each.
@@ -574,7 +579,8 @@ class _Loop:
         updates = self.asked.of_updates - self._rates()
         line = freezes_at(code for code in updates if is_users(code.co_filename))
         if line is not None and not any(w.startswith("requires_grad") for w in self.watch.found):
-            yield Impurity("requires_grad", _text(line), "an update may set it in a later step")
+            why = "an update may set it in a later step"
+            yield Impurity("requires_grad", _text(line), why, anew=True)
 
     def _reached_by_hooks(self) -> dict[int, str]:
         return {} if self.updates is None else reached_by_hooks(self.updates.optimizer)

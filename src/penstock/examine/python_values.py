@@ -55,6 +55,7 @@ from penstock.examine.referents import (
     names_set,
     parts,
     referents,
+    waits_for,
 )
 from penstock.examine.tokens import (
     LONG,
@@ -325,6 +326,8 @@ class Walk:
         self.values[place] = None if frame is None else (frame.f_lasti, frame.f_lineno)
         for name, local in list(frame.f_locals.items()) if frame is not None else ():
             self.put(f"{place.where}.{name}", place.name, local)
+        if (inner := waits_for(value)) is not None:  # `yield from`, of which no variable tells
+            self.todo.append((replace(place, where=f"{place.where}.yield from"), inner))
 
     def _object(self, place: Place, value: Any) -> None:
         state = state_of(value)

@@ -112,6 +112,12 @@ def frame_of(value: Any) -> FrameType | None:
     return next((getattr(value, name) for name in names if hasattr(value, name)), None)
 
 
+def waits_for(value: Any) -> object:
+    """Return what a suspended function hands its words on from: `yield from`, `await`."""
+    names = ("gi_yieldfrom", "cr_await", "ag_await")
+    return next((getattr(value, name) for name in names if hasattr(value, name)), None)
+
+
 def is_iterator_of_c(value: Any) -> bool:
     """Return whether a value goes over something, and no attribute tells how far: a cursor."""
     is_iterator = is_a(value, Iterator) and not is_a(value, Generator)

@@ -15,7 +15,6 @@ no others.
 from collections.abc import Iterable, Mapping
 
 from torch import Tensor, nn
-from torch.optim import SparseAdam
 
 from penstock.errors import CheckpointError, JobError
 from penstock.graph.graph import Graph
@@ -23,11 +22,10 @@ from penstock.graph.parts import key_in
 from penstock.graph.trace import Capture
 from penstock.graph.whole_optimizer import Loan, WholeOptimizer, whole_optimizer
 from penstock.job import Job
-from penstock.state.optimizer.optimizer_trial import tried
+from penstock.state.optimizer.optimizer_trial import sparse_in, tried
 from penstock.state.optimizer.rates import JobScheduler
 from penstock.state.optimizer.reach import hook_with_module, lines_of
 from penstock.state.optimizer.updates import NONE, Updates, divided, held_by, lent_to
-from penstock.state.optimizer_state import nested
 
 
 class Optimizers:
@@ -180,8 +178,7 @@ def takes_sparse(job: Job, model: nn.Module) -> str:
 
     Traced steps have dense ones, and replicas sum them so.
     """
-    every = (one for _, one in nested(whole_optimizer(job, model).optimizer))
-    return next((type(one).__name__ for one in every if isinstance(one, SparseAdam)), "")
+    return next(iter(sparse_in(whole_optimizer(job, model)).values()), "")
 
 
 def remembers(job: Job, model: nn.Module) -> str | None:

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import Optimizer, SparseAdam
 
 from penstock.errors import JobError, PenstockError
 from penstock.graph.code import SeededRandom, micro_batch_seed
@@ -24,7 +24,7 @@ from penstock.state.optimizer.coupling import Mixing
 from penstock.state.optimizer.cover import Cover
 from penstock.state.optimizer.rates import JobScheduler
 from penstock.state.optimizer.updates import SEED, Updates, divided, held_by, lent_to
-from penstock.state.optimizer_state import digest, state_digests
+from penstock.state.optimizer_state import digest, nested, state_digests
 from penstock.state.python_state import digests, put_back, snapshot
 
 TRYING = threading.RLock()  # a trial lends other values to a module that ranks may share
@@ -53,7 +53,7 @@ def tried(what: Tried, job: Job, model: nn.Module, reached: Sequence[str]) -> st
         whole = whole_optimizer(job, model)
         if whole.is_plain:
             return None
-        trial = _Trial(job, model, reached, whole.model)
+        trial = _Trial(job, model, reached, whole.model, sparse_in(whole))
         try:
             with torch.no_grad():
                 result = _TRIALS[what](trial)
@@ -61,6 +61,21 @@ def tried(what: Tried, job: Job, model: nn.Module, reached: Sequence[str]) -> st
             put_back(job, trial.named)
         known.append((what, key, result))
         return result
+
+
+def sparse_in(whole: WholeOptimizer) -> dict[str, str]:
+    """Return the parameters that an optimizer, or one that it holds, takes sparse gradients of, and
+    the class of that.
+    """
+    names = {id(parameter): name for name, parameter in whole.parameters.items()}
+    return {
+        names[id(parameter)]: type(one).__name__
+        for _, one in nested(whole.optimizer)
+        if isinstance(one, SparseAdam)
+        for group in one.param_groups
+        for parameter in group["params"]
+        if id(parameter) in names
+    }
 
 
 def _try_divided(trial: "_Trial") -> str | None:
@@ -128,12 +143,19 @@ class _Trial:
     """Runs a job's optimizer on made-up gradients.
 
     newest:  the module that was built last.
+    sparse:  the parameters whose gradients are.
     """
 
     def __init__(
-        self, job: Job, model: nn.Module, reached: Sequence[str], newest: nn.Module
+        self,
+        job: Job,
+        model: nn.Module,
+        reached: Sequence[str],
+        newest: nn.Module,
+        sparse: Mapping[str, str],
     ) -> None:
         self.job, self.model, self.reached, self.newest = job, model, reached, newest
+        self.sparse = sparse
         self.parameters = dict(model.named_parameters())
         self.size = sum(self.parameters[name].numel() for name in self.reached)
         self.steps = (_MANY if self.size < _SMALL else _FEW) + 1
@@ -153,7 +175,7 @@ class _Trial:
             found[name] = drawn.to(like.device, like.dtype)
         if step == self.steps - 1 and self.reached:
             found[self.reached[0]].view(-1)[:1] = torch.inf
-        return found
+        return {name: g.to_sparse(1) if name in self.sparse else g for name, g in found.items()}
 
     def whole(self) -> Found:
         """Return what the very optimizer does, on loan."""

@@ -45,7 +45,7 @@ def reached_by_hooks(optimizer: Optimizer) -> dict[int, str]:
     """
     found: dict[int, str] = {}
     for _, one in nested(optimizer):
-        for hook in (*_compat.pre_hooks(one), *_compat.post_hooks(one)):
+        for hook in [*_compat.pre_hooks(one), *_compat.post_hooks(one)]:
             for held in _reached(hook, _DEPTH, set(), True):
                 found.setdefault(id(held), _line(hook))
     return found
