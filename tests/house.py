@@ -21,8 +21,8 @@ BEHIND = {  # lines that may stand behind a module
     "schedule.one_f_one_b": 2_530,  # since a file that is gone is named
     "program.program": 5_190,  # since each reduction has a class of its own
     "simulate.simulate": 12_890,
-    "runtime.worker": 32_790,  # since shapes are many, reads are kept, and hooks reach by objects
-    "training.train": 101_500,  # since ranks divide ops, shapes are many, and GPUs are audited
+    "runtime.worker": 32_790,  # since shapes are many, reads are kept, hooks reach by objects
+    "training.train": 101_560,  # since ranks divide ops, shapes are many, and hooks are looked into
 }
 _RUNNING = (
     "runtime",
