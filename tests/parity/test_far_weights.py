@@ -40,7 +40,12 @@ def run_of(name, schedule, micro_batches, clip_norm=None, **options) -> Run:
 ALONE = [
     ("gpt", "breadth_first", None, {"offload": ALL, "num_ranks": 1, "prefetch": 1}),
     ("dropout", "breadth_first", 0.05, {"offload": ALL, "num_ranks": 1, "beside": True}),
-    ("batch_norm", "breadth_first", None, {"offload": MIXED, "num_ranks": 1, "prefetch": 2}),
+    (
+        "batch_norm",
+        "breadth_first",
+        None,
+        {"offload": MIXED, "num_ranks": 1, "prefetch": (2, 0, 1, 2, 1)},
+    ),
     ("frozen", "breadth_first", 0.05, {"offload": ALL, "num_ranks": 1, "prefetch": 1}),
     ("frozen_start", "gpipe", None, {"offload": ALL}),
     ("dropout", "one_f_one_b", 0.05, {"offload": MIXED, "beside": True}),

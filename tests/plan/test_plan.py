@@ -66,6 +66,7 @@ def test_every_field_of_a_plan_is_written(tmp_path: Path) -> None:
         REASONED.changed(**more),
         REASONED.changed(compiled=True, commits=True, guard=Guarding(4, 2)),
         REASONED.changed(shard=("shard_keep", "replicate"), prefetch=1, parts=(3, 1, 1, 1)),
+        REASONED.changed(shard=("shard", "shard"), prefetch=(0, 2)),
         REASONED.changed(split=(("head.weight", 4),)),
         REASONED.changed(joined=Fraction(1, 4)),
         REASONED.changed(tensor=2),

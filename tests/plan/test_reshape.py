@@ -50,7 +50,7 @@ def plans(draw) -> Plan:
         "offload": draw(stage_rows(_AWAY, stages)),
         "beside": draw(st.booleans()),
         "shard": draw(stage_rows(_PARTS, stages)),
-        "prefetch": draw(st.integers(0, 1)),
+        "prefetch": draw(stage_rows(st.integers(0, 1), stages)) or 0,
         "parts": draw(st.sampled_from(((), (1,) * (total - 1) + (3,)))),
         "commits": draw(st.booleans()),
         "guard": draw(st.sampled_from((None, Guarding(2)))),

@@ -201,7 +201,7 @@ def with_far_weights(schedule, own, chance):
     words = [chance.choice(get_args(Offloaded)) for _ in range(schedule.num_stages)]
     far = {stage for stage, word in enumerate(words) if word in FAR}
     program = lower_schedule(schedule, far=far, **own)
-    program = shard(program, (), prefetch=chance.randrange(3), far=far)
+    program = shard(program, (), prefetch=[chance.randrange(3) for _ in words], far=far)
     return offload(program, words, beside=chance.random() < 0.5)
 
 

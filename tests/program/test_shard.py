@@ -51,6 +51,13 @@ def test_weights_are_gathered_once_for_all_forwards_and_once_for_all_backwards()
         "reshard0 shards:stage0.0 U0.0 U1.0 U2.0"
     )
     assert " ".join(map(str, ahead.code[0])) == words
+    unlike = shard(BREADTH, ["shard"] * 3, prefetch=(2, 0, 1))
+    words = (
+        "unshard0 F0.0 F0.1 reshard0 unshard1 unshard2 F1.0 F1.1 reshard1 F2.0 F2.1 unshard0 B2.0 "
+        "B2.1 reshard2 shards:stage2.0 unshard1 B1.0 B1.1 reshard1 shards:stage1.0 B0.0 B0.1 "
+        "reshard0 shards:stage0.0 U0.0 U1.0 U2.0"
+    )
+    assert " ".join(map(str, unlike.code[0])) == words
     keep = shard(BREADTH, ["shard_keep", "replicate", "shard"])
     words = (
         "unshard0 F0.0 F0.1 F1.0 F1.1 unshard2 F2.0 F2.1 B2.0 B2.1 reshard2 shards:stage2.0 "
@@ -75,7 +82,12 @@ def test_what_cannot_be_sharded_is_refused():
 
 GRID = [
     ("gpt", "breadth_first", 4, {"num_ranks": 1, "shard": ("shard",) * 4}),
-    ("tied", "breadth_first", 4, {"num_ranks": 2, "shard": ("shard", "shard_keep") * 2}),
+    (
+        "tied",
+        "breadth_first",
+        4,
+        {"num_ranks": 2, "shard": ("shard", "shard_keep") * 2, "ahead": (0, 2, 1, 2)},
+    ),
     ("frozen", "one_f_one_b", 2, {"shard": ("shard", "replicate"), "clip": True}),
     ("batch_norm", "gpipe", 2, {"shard": ("shard_keep",) * 2}),
     ("tied", "zb_h1", 2, {"shard": ("shard", "shard")}),
@@ -87,12 +99,13 @@ GRID = [
 
 def planned(name: str, schedule: str, stages: int, options: dict) -> tuple[Plan, Plan]:
     """Return a plan of two replicas without shards, and with them."""
-    rest = {k: v for k, v in options.items() if k not in ("shard", "recompute", "parts")}
+    rest = {k: v for k, v in options.items() if k not in ("shard", "recompute", "parts", "ahead")}
     if options.get("recompute"):
         rest["recompute"] = (True,) * stages
     plan = plan_of(captured(name, FLOAT).graph, schedule, stages, 4, replicas=2, **rest)
     parts = options.get("parts", ())
-    return plan, plan.changed(shard=options["shard"], prefetch=1, parts=parts)
+    ahead = options.get("ahead", 1)
+    return plan, plan.changed(shard=options["shard"], prefetch=ahead, parts=parts)
 
 
 @pytest.mark.parametrize(("name", "schedule", "stages", "options"), GRID)
@@ -100,7 +113,7 @@ def test_training_is_that_of_whole_replicas(name, schedule, stages, options, tmp
     clip = {"clip_norm": 0.1} if options.get("clip") else {}
     job, made = job_of(name, FLOAT, "adamw", **clip), captured(name, FLOAT)
     plans = planned(name, schedule, stages, options)
-    whole, parts = (train(Run(p, job, made), tmp_path / str(p.overlap.prefetch)) for p in plans)
+    whole, parts = (train(Run(p, job, made), tmp_path / f"shards {p.shards}") for p in plans)
     assert whole.weights.keys() == parts.weights.keys()
     assert any(key.startswith("optimizer/") for key in whole.weights)
     for key, value in whole.weights.items():

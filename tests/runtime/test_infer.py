@@ -54,6 +54,19 @@ def test_files_hold_what_the_model_returns_in_evaluation_mode(launcher, tmp_path
         apart(job, tmp_path, 2)
 
 
+def test_weights_that_are_loaded_give_the_same_on_any_number_of_ranks(tmp_path):
+    job, captured = asked()
+    for ranks in (1, 2):
+        (tmp_path / str(ranks)).mkdir()
+        plan = plan_by_hand(
+            captured.graph, (1, 3), "forward_only", num_micro_batches=3, num_ranks=ranks
+        ).changed(offload=("weights", "none", "weights"), prefetch=(2, 0, 1))
+        parts = stages_of(plan, captured.graph), job, lower_plan(plan, captured.graph)
+        found = stream(BatchStream(captured, *parts, 6, tmp_path / str(ranks), 6), run_processes)
+        assert found.period_s > 0
+        assert apart(job, tmp_path / str(ranks), 6) == (0.0, True)
+
+
 def test_loss_that_does_not_call_the_model_is_refused():
     job = job_of("batch_norm", torch.float32)
     around = replace(job, loss=lambda model, batch: model.head.weight.sum())

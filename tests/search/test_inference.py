@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from penstock.cluster import Cluster, DeviceKind, Host, Link
 from penstock.errors import PlanError
 from penstock.search.inference import Layers, best_stream, even_stream, fastest, layers_of
+from penstock.search.judge import Judge
 from tests.draws import examples
 from tests.search.chains import chain, profile_of
 
@@ -134,3 +135,30 @@ def test_simulated_stream_takes_what_the_recursion_says_and_beats_an_even_split(
     assert even.period_s == pytest.approx(2 * 3.0 + 0.01 + 0.05, rel=0.02)
     assert "an even split" in str(found.plan)
     assert math.isclose(best_stream(graph, rows, cluster, most=1).period_s, 6.01)
+
+
+def test_a_model_larger_than_its_devices_is_loaded_and_no_more_of_it_than_has_to_be() -> None:
+    graph = chain([400, 300, 500, 200], [60, 40, 20, 30])
+    profile = replace(profile_of(graph, [0.02, 0.01, 0.03, 0.02]), far_s_per_byte=2e-5)
+    judge = Judge(graph, profile, alone(10**6))
+    steps: list[float] = []
+    with pytest.raises(PlanError, match="no pipeline fits"):
+        best_stream(graph, profile, alone(500))
+    for cap in (1000, 1400, 10**6):
+        found = best_stream(graph, profile, alone(cap))
+        plan = found.plan
+        assert max(found.peak_bytes) <= cap
+        made = judge.candidate(plan.changed(num_micro_batches=8))
+        assert found.period_s == pytest.approx(made.step_s / 8)
+        steps.append(found.period_s)
+        for words in itertools.product(("none", "weights"), repeat=plan.num_stages):
+            some = "weights" in words
+            other = judge.candidate(plan.changed(offload=words, prefetch=1 if some else 0))
+            if max(other.peak_bytes) <= cap and plan.far:
+                assert found.period_s <= 1.02 * other.step_s / 8
+    assert steps == sorted(steps, reverse=True)
+    assert not best_stream(graph, profile, alone(10**6)).plan.far
+
+
+def alone(memory_bytes: int) -> Cluster:
+    return cluster_of([("a", 1, "here")], {"a": memory_bytes})

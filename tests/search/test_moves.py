@@ -83,30 +83,36 @@ def test_a_move_changes_what_it_says_and_what_has_to_go_with_it(data) -> None:
     plan = plan_by_hand(
         GRAPH, [0, 1], "breadth_first", num_micro_batches=4, num_ranks=1, replicas=replicas
     )
-    for move in data.draw(st.lists(st.sampled_from(list(FREE.moves(plan))), max_size=12)):
-        made = move.apply(plan)
+    fetched = {"shard": ("shard",) * 3} if replicas > 1 else {"offload": ("all",) * 3}
+    moves = st.sampled_from(list(FREE.moves(plan.changed(**fetched))))
+    for move in data.draw(st.lists(moves, max_size=12)):
+        made = move.apply(plan, GRAPH)
         if made is None:
             continue
         match move.what:
             case "again":
                 assert made.recompute[move.stage] == move.value
             case "far":
-                assert (made.offload or ("none",) * 3)[move.stage] == move.value
+                assert made.stages[move.stage].far == move.value
             case "shard":
-                assert (made.shard or ("replicate",) * 3)[move.stage] == move.value
+                assert made.stages[move.stage].weights == move.value
+            case "ahead":
+                assert made.ahead[move.stage] == move.value
+            case "units":
+                assert len({*made.cuts} ^ {*plan.cuts}) == 1
         if replicas > 1:
             assert all(made.shard[stage] != "replicate" for stage in made.far)
-        assert made.cuts == plan.cuts
+        assert (made.cuts == plan.cuts) == (move.what != "units")
         assert made.agreement.clip == plan.agreement.clip
         plan = made
 
 
 def test_moves_that_a_plan_cannot_have_are_none() -> None:
     plan = plan_by_hand(GRAPH, [0, 1], "breadth_first", num_micro_batches=4, num_ranks=1)
-    assert StageMove("shard", 0, "shard").apply(plan) is None  # of one replica
-    assert StageMove("prefetch", -1, 1).apply(plan) is None  # of nothing
-    assert StageMove("beside", -1, True).apply(plan) is None
-    assert StageMove("again", 0, False).apply(plan) is None  # as it is
+    assert StageMove("shard", 0, "shard").apply(plan, GRAPH) is None  # of one replica
+    assert StageMove("prefetch", -1, 1).apply(plan, GRAPH) is None  # of nothing
+    assert StageMove("beside", -1, True).apply(plan, GRAPH) is None
+    assert StageMove("again", 0, False).apply(plan, GRAPH) is None  # as it is
 
 
 def test_room_is_made_where_a_byte_costs_least() -> None:

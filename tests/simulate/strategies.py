@@ -44,7 +44,8 @@ def programs(draw: st.DrawFn) -> Program:
     if draw(st.booleans()):
         what = draw(st.lists(words, min_size=num_stages, max_size=num_stages))
         with suppress(ProgramError):  # it cannot be divided
-            return shard(program, what, prefetch=draw(st.integers(0, 3)))
+            each = st.lists(st.integers(0, 3), min_size=num_stages, max_size=num_stages)
+            return shard(program, what, prefetch=draw(st.one_of(st.integers(0, 3), each)))
     return program
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from penstock.graph.stages import Recompute
 from penstock.plan.agreement import Agreement
-from penstock.plan.overlap import Overlap
+from penstock.plan.overlap import Overlap, prefetch_of
 from penstock.plan.placement import Placement, placed
 from penstock.plan.stage import stage_plans
 from penstock.plan.terms import Buffers, StepTerms
@@ -43,7 +43,7 @@ class Words(TypedDict, total=False):
     offload: Sequence[Offloaded]
     beside: bool
     shard: Sequence[Sharding]
-    prefetch: int
+    prefetch: int | Sequence[int]
     parts: Sequence[int]
     clip: bool
     commits: bool
@@ -98,6 +98,8 @@ def records_of(words: Words, plan: "Plan | None" = None) -> dict[str, Any]:
     made = {name: said[name] for name in _OWN if name in said}
     if "schedule" in said:
         made["schedule"] = any_schedule(said["schedule"])
+    if "prefetch" in said:
+        said["prefetch"] = prefetch_of(said["prefetch"])
     if plan is None or not said.keys().isdisjoint(ROWS):
         rows = {} if plan is None else {row: getattr(plan, row) for row in ROWS}
         made["stages"] = stage_plans(**{"cuts": (), "cut_names": (), **rows, **_only(said, ROWS)})

@@ -61,7 +61,7 @@ FEATURES: "dict[str, Callable[[Plan], bool]]" = {
     "far state": lambda plan: _away(plan, "state", "both"),
     "copies beside computes": lambda plan: plan.overlap.beside,
     "nothing far": lambda plan: all(stage.far == "none" for stage in plan.stages),
-    "prefetch": lambda plan: plan.overlap.prefetch > 0,
+    "prefetch": lambda plan: plan.overlap.prefetch != 0,
     "nothing to fetch": lambda plan: not (plan.shards or plan.far),
     "slices": lambda plan: bool(plan.terms.split),
     "divided micro-batches": lambda plan: plan.terms.joined < 1,
@@ -306,6 +306,9 @@ def check_sizes(plan: "Plan") -> None:
     cuts = plan.cuts
     if list(cuts) != sorted(set(cuts)) or min(cuts, default=0) < 0:
         raise PlanError(f"cuts {cuts} are not increasing numbers of cut points")
+    ahead = plan.ahead
+    if len(ahead) != plan.num_stages:
+        raise PlanError(f"prefetch says {len(ahead)} of {plan.num_stages} stages")
     work = plan.num_stages * plan.num_micro_batches
     if work > _MOST_WORK:
         raise PlanError(f"{work} forwards of a pipeline; there cannot be more than {_MOST_WORK}")

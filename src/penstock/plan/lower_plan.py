@@ -85,7 +85,7 @@ def lower_plan(  # long: what a plan says, field by field
         far=plan.far,
     )
     if plan.shards or plan.far:  # 5 in docs/architecture.md
-        ahead, parts = plan.overlap.prefetch, plan.place.parts
+        ahead, parts = plan.ahead, plan.place.parts
         program = shard(program, plan.shard, prefetch=ahead, parts=parts, far=plan.far)
     if plan.holds_back and plan.agreement.sums == "delayed":
         program = delay(program)

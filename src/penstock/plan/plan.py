@@ -189,6 +189,11 @@ class Plan:
         return any(stage.weights != "replicate" for stage in self.stages)
 
     @property
+    def ahead(self) -> tuple[int, ...]:
+        """Return how many stages ahead of its use each is gathered or loaded, where it is."""
+        return self.overlap.by_stage(self.num_stages)
+
+    @property
     def divided(self) -> tuple[int, ...]:
         """Return among how many ranks each stage is divided; empty where none is."""
         if not self.shards:
@@ -428,6 +433,7 @@ def divided(plan: Plan, graph: Graph, points: Iterable[int]) -> Plan:
         recompute=_repeated(plan, graph, cuts, units),
         offload=_by_unit(plan.offload, units),
         shard=_by_unit(plan.shard, units),
+        prefetch=_by_unit(plan.ahead, units),
         predicted=None,
     )
 

@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeVar
 
 from penstock.graph.graph import Graph
 from penstock.graph.stages import Recompute
+from penstock.plan.overlap import Prefetch, most_of
 from penstock.plan.placement import placed
 from penstock.plan.plan import Plan
 from penstock.plan.stage import stage_plans
@@ -84,7 +85,7 @@ def reshaped(plan: Plan, graph: Graph, counts: Counts) -> Plan:
         terms=replace(plan.terms, buffers=_buffers(plan, replicas)),
         overlap=replace(
             plan.overlap,
-            prefetch=plan.overlap.prefetch if fetches else 0,
+            prefetch=_ahead(plan, counts.stages) if fetches else 0,
             beside=plan.overlap.beside and any(word != "none" for word in offload),
         ),
         agreement=replace(
@@ -101,6 +102,12 @@ def _by_stage(row: Sequence[_Word], stages: int, default: _Word) -> tuple[_Word,
     if not row or len(row) == stages:
         return tuple(row)
     return (row[0] if all(word == row[0] for word in row) else default,) * stages
+
+
+def _ahead(plan: Plan, stages: int) -> Prefetch:
+    """Return how early stages are gathered: of another number of them, as the earliest was."""
+    own = plan.overlap.prefetch
+    return own if stages == plan.num_stages else most_of(own)
 
 
 def _recomputed(plan: Plan, counts: Counts) -> tuple[Recompute, ...]:

@@ -19,7 +19,7 @@ import numpy as np
 from penstock.bits import is_wire_bits
 from penstock.errors import ProgramError
 from penstock.files import read_noun, write_text
-from penstock.program.codes import COMPUTE, RECEIVE, RELOAD, UPDATE, Codes
+from penstock.program.codes import COMPUTE, RECEIVE, RELOAD, UNSHARD, UPDATE, Codes
 from penstock.program.edges import Collected as Collected
 from penstock.program.edges import Edge as Edge
 from penstock.program.edges import StageBytes as StageBytes
@@ -183,15 +183,16 @@ class Program:
 
     @property
     def sharded(self) -> frozenset[int]:
-        """Return the stages of which each rank keeps a shard."""
+        """Return the stages of which each rank keeps a shard, or has all in far memory."""
         sums = (one for one in self.code.reductions if isinstance(one, Sum))
-        return frozenset(one.stage for one in sums if one.how == "shards")
+        return self.far | {one.stage for one in sums if one.how == "shards"}
 
     @property
     def far(self) -> frozenset[int]:
         """Return the stages whose weights are in far memory but while they are used."""
-        rows = (self.code.op == RELOAD) & (self.code.kind == W)
-        return frozenset(np.unique(self.code.stage[rows]).tolist())
+        codes, trains = self.code, (self.code.op == UPDATE).any()
+        rows = (codes.op == RELOAD) & (codes.kind == W) if trains else codes.op == UNSHARD
+        return frozenset(np.unique(codes.stage[rows]).tolist())
 
     def slots(self, rank: int) -> dict[int, int]:
         """Return how many slots `rank` needs for each edge that it receives over."""

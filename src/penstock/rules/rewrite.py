@@ -12,6 +12,7 @@ from typing import cast
 from penstock.errors import PlanError
 from penstock.graph.graph import Graph
 from penstock.graph.stages import Recompute
+from penstock.plan.overlap import Prefetch, prefetch_of
 from penstock.plan.plan import Plan, check_fits, divided
 from penstock.program.passes.offload import Offloaded
 from penstock.program.passes.shard import Sharding
@@ -78,7 +79,7 @@ def _with_values(plan: Plan, aspect: Aspect, values: tuple[str, ...]) -> Plan:
             return plan.changed(shard=parts, prefetch=ahead, parts=uneven, predicted=None)
 
 
-def _ahead(plan: Plan, parts: tuple[Sharding, ...], away: tuple[Offloaded, ...]) -> int:
+def _ahead(plan: Plan, parts: tuple[Sharding, ...], away: tuple[Offloaded, ...]) -> Prefetch:
     """Return how many stages ahead one is gathered or loaded; none where none is."""
     some = {*parts} - {"replicate"} or {"weights", "all"} & {*away}
     return plan.overlap.prefetch if some else 0
@@ -137,7 +138,9 @@ def _undivided(plan: Plan, graph: Graph, rules: Ruled) -> Plan:
         for run, again in zip(runs, repeats, strict=True)
     )
     schedule = replace(plan.schedule, units=() if set(fewer) == {1} else fewer)
-    return replace(plan, stages=stages, schedule=schedule, predicted=None)
+    ahead = prefetch_of([max(plan.ahead[a:b]) for a, b in itertools.pairwise(first)])
+    overlap = replace(plan.overlap, prefetch=ahead)
+    return replace(plan, stages=stages, schedule=schedule, overlap=overlap, predicted=None)
 
 
 def _joined(units: Sequence[Recompute]) -> Recompute:

@@ -131,7 +131,7 @@ def stream(what: BatchStream, launcher: Launcher) -> Inferred:
     """
     told = Steps(what.program.num_micro_batches)
     results = launcher(partial(_work, what), what.program.num_ranks, told.add)
-    done_s = results[-1].window_s
+    done_s = max((one.window_s for one in results), key=len)  # of the rank with the last stage
     first = (len(done_s) - 1) // WARM_UP
     period_s = (done_s[-1] - done_s[first]) / max(1, len(done_s) - 1 - first)
     losses = [step.loss for step in told.finished if step.loss is not None]

@@ -30,6 +30,7 @@ from penstock.plan.of_plan import lower
 from penstock.plan.plan import Decision, Plan, plan_by_hand
 from penstock.profile.kinds import Profiles, as_tuple, place_of
 from penstock.profile.profile import Profile
+from penstock.search.loaded import fastest_loaded, loaded_decisions
 from penstock.simulate.of_program import simulate
 from penstock.timeline.timeline import peak_bytes, step_s
 from penstock.units import format_bytes, format_seconds
@@ -287,12 +288,20 @@ def best_stream(
 ) -> Streamed:
     """Return the plan of the fastest pipeline, simulated.
 
+    Where it does not fit, weights wait in far memory (loaded.py).
     most:     ranks; default: as many as there are.
     Raises:   PlanError: nothing fits the memory.
     """
-    rows = as_tuple(profiles)
+    rows, most = as_tuple(profiles), most or cluster.num_ranks
     layers = layers_of(graph, rows)
-    found = fastest(layers, rows, cluster, most or cluster.num_ranks)
+    try:
+        found = fastest(layers, rows, cluster, most)
+    except PlanError as problem:
+        made = fastest_loaded(graph, rows, cluster, most)
+        if made is None:
+            raise
+        plan = replace(made.plan, decisions=loaded_decisions(made.plan, problem.message))
+        return Streamed(plan, made.step_s / plan.num_micro_batches, made.peak_bytes)
     standing = tuple(host.name for host in cluster.hosts[: len(found.hosts)])
     hosts = () if found.hosts == standing else found.hosts
     streamed = stream_of(graph, rows, cluster, (found.cuts, hosts))

@@ -21,7 +21,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple, TypeAlias, cast, get_args
 
 from penstock.errors import PlanError
+from penstock.graph.graph import Graph
 from penstock.plan.plan import Plan
+from penstock.plan.stage import StagePlan
 from penstock.program.passes.offload import AWAY, Offloaded
 from penstock.program.passes.shard import Sharding
 from penstock.schedule.recipe import copied_of
@@ -29,19 +31,20 @@ from penstock.search.candidate import Candidate
 from penstock.search.field import Field
 from penstock.search.judge import Judge
 from penstock.search.recompute import keeping_all
+from penstock.search.resized import as_one, in_two
 from penstock.search.sharded import in_units, lets_go, order
 
-_FEWEST, _MOST = 60, 600  # plans that are simulated
+_FEWEST, _MOST = 60, 300  # plans that are simulated
 _ACTIONS = 40_000  # of all of them, stages times micro-batches of a step
 _MOST_PAIRS = 24  # of moves that are simulated together, for each climb
-_TOPS = 4  # from which pairs of moves are tried
-_WORTH = 0.005  # of a step: what more decisions have to gain
-_WORTH_PLAIN = 0.05  # where none is needed: the simplest plan within that is taken
-_NOTICED_S = 2.5e-4  # then: of less, in a step, no prediction tells
+_TOPS = 3  # from which pairs of moves are tried
+_WORTH = 0.005  # of a step: what more decisions have to gain, where plans may be near the best
+_LEAST = 1e-3  # of a step: where the best is asked for
+_NOTICED_S = 2.5e-4  # where none is needed: of less, in a step, no prediction tells
 _NEAR = 1.25  # times the best: what is started from
 _AHEAD = 0, 1, 2
 
-_What: TypeAlias = Literal["again", "far", "shard", "prefetch", "beside"]
+_What: TypeAlias = Literal["again", "far", "shard", "prefetch", "ahead", "beside", "units"]
 _FAR: tuple[Offloaded, ...] = get_args(Offloaded)
 _SHARDS: tuple[Sharding, ...] = get_args(Sharding)
 
@@ -56,15 +59,17 @@ class StageMove(NamedTuple):
     stage: int
     value: bool | str | int
 
-    def apply(self, plan: Plan) -> Plan | None:
+    def apply(self, plan: Plan, graph: Graph) -> Plan | None:
         """Return the plan with this decision; None where it has it, or cannot have it."""
+        if self.stage >= plan.num_stages:  # it was of another number of stages
+            return None
         try:
-            made = self._applied(plan)
+            made = self._applied(plan, graph)
         except PlanError:
             return None
         return None if made == plan else made
 
-    def _applied(self, plan: Plan) -> Plan:
+    def _applied(self, plan: Plan, graph: Graph) -> Plan | None:
         stages = plan.num_stages
         match self.what:
             case "again":
@@ -81,8 +86,15 @@ class StageMove(NamedTuple):
                 return _placed(plan, plan.offload, parts)
             case "prefetch":
                 return plan.changed(prefetch=int(self.value))
+            case "ahead":
+                ahead = list(plan.ahead)
+                ahead[self.stage] = int(self.value)
+                return plan.changed(prefetch=ahead)
             case "beside":
                 return plan.changed(beside=bool(self.value))
+            case "units":
+                make = in_two if self.value == 2 else as_one
+                return make(plan, graph, self.stage)
 
 
 def _placed(plan: Plan, words: Sequence[Offloaded], parts: Sequence[Sharding]) -> Plan:
@@ -130,6 +142,11 @@ class MayMove(NamedTuple):
     def moves(self, plan: Plan) -> Iterator[StageMove]:
         """Yield all moves there are for plans with as many stages and replicas."""
         shards = self.shards and plan.replicas > 1
+        fetches = plan.num_stages > 1 and (shards or (self.far and self.state))
+        if fetches:
+            yield from (StageMove("prefetch", -1, ahead) for ahead in _AHEAD)
+        if self.beside and self.far:
+            yield from (StageMove("beside", -1, beside) for beside in (False, True))
         for stage in range(plan.num_stages):
             if self.again:
                 yield from (StageMove("again", stage, again) for again in (False, True))
@@ -138,10 +155,25 @@ class MayMove(NamedTuple):
                 yield from (StageMove("far", stage, word) for word in words)
             if shards:
                 yield from (StageMove("shard", stage, word) for word in _SHARDS)
-        if plan.num_stages > 1 and (shards or (self.far and self.state)):
-            yield from (StageMove("prefetch", -1, ahead) for ahead in _AHEAD)
-        if self.beside and self.far:
-            yield from (StageMove("beside", -1, beside) for beside in (False, True))
+        for stage, own in enumerate(plan.stages if fetches else ()):
+            if _fetches(own):
+                yield from (StageMove("ahead", stage, ahead) for ahead in _AHEAD)
+        if self.cuts:
+            yield from self._resizing(plan)
+
+    def _resizing(self, plan: Plan) -> Iterator[StageMove]:
+        """Yield moves of stages that are fetched: one in two, or two of the same words as one."""
+        fetched = [_fetches(stage) for stage in plan.stages]
+        for stage in range(plan.num_stages):
+            if fetched[stage]:
+                yield StageMove("units", stage, 2)
+                if stage + 1 < plan.num_stages and fetched[stage + 1]:
+                    yield StageMove("units", stage, 1)
+
+
+def _fetches(stage: StagePlan) -> bool:
+    """Return whether the weights of a stage are gathered or loaded for a use."""
+    return stage.weights != "replicate" or "weights" in AWAY[stage.far]
 
 
 class _TriedMove(NamedTuple):
@@ -193,6 +225,8 @@ class Climber:
                 made = None if self.is_over() else self._with(best, move)
                 if made is not None and made.peak_bytes and made.step_s < best.step_s:
                     best = made
+                    if move.what == "units":
+                        break
         return self._relieved(best) if best.refused else best
 
     def _relieved(self, best: Candidate) -> Candidate:
@@ -200,7 +234,8 @@ class Climber:
 
         What a move frees and costs is simulated anew before it is taken.
         """
-        queue = [(0.0, at, move) for at, move in enumerate(self._may.moves(best.plan))]
+        moves = (move for move in self._may.moves(best.plan) if move.what != "units")
+        queue = [(0.0, at, move) for at, move in enumerate(moves)]
         while best.refused and queue and not self.is_over():
             _, at, move = heapq.heappop(queue)
             made = self._with(best, move)
@@ -238,6 +273,8 @@ class Climber:
                 other = self._with(best, move)
                 if other is not None and order(self.field, other) < order(self.field, best):
                     best = other
+                    if move.what == "units":  # the others are of stages as they were numbered
+                        break
         return best
 
     def _by_pairs(self, best: Candidate) -> Candidate:
@@ -256,8 +293,8 @@ class Climber:
         for seconds, a, b in pairs[:_MOST_PAIRS]:
             if self.is_over() or seconds >= best.step_s:
                 break
-            first = faster[a].move.apply(best.plan)
-            both = None if first is None else leaner[b].move.apply(first)
+            first = faster[a].move.apply(best.plan, self.judge.graph)
+            both = None if first is None else leaner[b].move.apply(first, self.judge.graph)
             made = None if both is None else self._candidate(both)
             if made is not None and order(self.field, made) < order(self.field, best):
                 return made
@@ -275,7 +312,7 @@ class Climber:
                 yield _TriedMove(move, made)
 
     def _with(self, best: Candidate, move: StageMove) -> Candidate | None:
-        plan = move.apply(best.plan)
+        plan = move.apply(best.plan, self.judge.graph)
         return None if plan is None else self._candidate(plan)
 
     def _candidate(self, plan: Plan) -> Candidate:
@@ -329,8 +366,12 @@ def with_moves(
     candidates: Iterable[Candidate],
     copies_beside: Callable[[Plan], bool],
     may: MayMove,
+    error: float,
 ) -> Iterator[Candidate]:
-    """Yield what climbing makes of the best candidates, and of those that `Climber.starts` adds."""
+    """Yield what climbing makes of the best candidates, and of those that `Climber.starts` adds.
+
+    error:  share of a step within which the simpler plan is taken; 0: the fastest is.
+    """
     if field.objective == "memory" or not field.effort.rescues:
         return
     judge, climber = field.judge, Climber(field, may)
@@ -339,6 +380,7 @@ def with_moves(
     best = next(iter(rows), None)
     forms: set[tuple[object, ...]] = set()
     tops: list[Candidate] = []
+    lacks: list[Candidate] = []  # where climbing began without enough memory
     for start in (*rows, *climber.starts(rows)):
         plan = start.plan
         form = plan.cuts, plan.schedule, plan.replicas, plan.place.hosts, start in rows
@@ -347,30 +389,34 @@ def with_moves(
         if form in forms or (start in rows and not _is_near(field, start, best)):
             continue
         forms.add(form)
+        lacks += [start] if start.refused and start not in rows else []
         made = climber.climbed(start, beside=may.beside and copies_beside(plan))
         tops.append(made)
-        if _is_worth(field, made, best):
+        if _is_worth(field, made, best, error):
             best = made
             yield made
-    if best is not None and (best.refused or _does_without(best.plan)) and not field.is_over():
+    if best is not None and (best.refused or _does_without(best.plan) or lacks):
         beside = may.beside and copies_beside(best.plan)
         tops = sorted({*tops, best}, key=lambda each: order(field, each))[:_TOPS]
-        for start in (climber.lowered(best, beside=beside), *tops):
+        lowered = (climber.lowered(each, beside=beside) for each in (best, *lacks[:1]))
+        for start in (*lowered, *tops):
             made = climber.climbed(start, beside=beside, pairs=True)
-            if _is_worth(field, made, best):
+            if _is_worth(field, made, best, error):
                 best = made
                 yield made
 
 
-def _is_worth(field: Field, candidate: Candidate, best: Candidate) -> bool:
+def _is_worth(field: Field, candidate: Candidate, best: Candidate, error: float) -> bool:
     """Return whether a candidate is so much better that it is worth what it makes of a plan."""
     if candidate.refused or best.refused:
         return not candidate.refused
     score, least = (each.score(field.objective)[0] for each in (candidate, best))
+    if not error:
+        return score < (1 - _LEAST) * least
     if _does_without(best.plan):
         return score < (1 - _WORTH) * least
     is_noticed = field.objective == "memory" or best.step_s - candidate.step_s > _NOTICED_S
-    return is_noticed and score < (1 - _WORTH_PLAIN) * least
+    return is_noticed and score < (1 - error) * least
 
 
 def _does_without(plan: Plan) -> bool:

@@ -10,6 +10,7 @@ from penstock.graph.graph import Graph
 from penstock.graph.segment_memory import moved
 from penstock.graph.wire import error_bound, message_bytes, summed_bytes
 from penstock.plan.decision_words import Words
+from penstock.plan.overlap import Prefetch
 from penstock.plan.plan import By, Decision, Plan, repeats_all
 from penstock.plan.tried import is_tie
 from penstock.profile.profile import Profile
@@ -141,9 +142,16 @@ def _waiting(judge: Judge, best: Candidate, fixed: Fixed) -> Iterator[Decision]:
     parts = [f"{words[each]} of {counts[each]}" for each in words if counts[each]]
     value = f"{', '.join(parts)} of {plan.num_stages} stages"
     if plan.far:
-        value += f", loaded {ahead} ahead" if ahead else ", loaded at their use"
+        value += f", loaded {_early(ahead)}"
     whole = judge.candidate(near)
     yield Decision("offload", value, "search", _in_place_of(best, whole))
+
+
+def _early(prefetch: Prefetch) -> str:
+    """Return how long before its use something is fetched, in words."""
+    if isinstance(prefetch, int):
+        return f"{prefetch} ahead" if prefetch else "at their use"
+    return f"{min(prefetch)} to {max(prefetch)} ahead, stage by stage"
 
 
 def _in_place_of(best: Candidate, other: Candidate) -> str:
@@ -166,7 +174,7 @@ def _shards(judge: Judge, best: Candidate) -> Iterator[Decision]:
     }
     value = ", ".join(f"{counts[each]} {words[each]}" for each in words if counts[each])
     distance, own = plan.overlap.prefetch, plan.place.parts
-    ahead = f", gathered {distance} ahead" if distance else ", gathered at their use"
+    ahead = f", gathered {_early(distance)}"
     undivided = plan.changed(**(_WHOLE | (_NEAR if plan.far else Words())))
     if judge.rules.broken(undivided, judge.graph):
         yield Decision("shard", value + ahead, "user", "asked for by a rule")

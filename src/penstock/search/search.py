@@ -113,7 +113,7 @@ def search(  # noqa: PLR0913 - what there is, and one for each request
     may_rescue = not any(plan.offloads for plan in plans)
     effort = Effort(prune, may_rescue, is_over, progress)
     field = Field(judge, plans, objective, effort)
-    (best, *others), cut_short = _polished(field, cutter, fixed), field.was_cut_short
+    (best, *others), cut_short = _polished(field, cutter, fixed, error), field.was_cut_short
     why = reasons(best, field, judge, fixed, cutter.devices(best.plan))
     chosen = _plainest(field, best, others, fixed, error)
     if chosen is not best:
@@ -160,7 +160,7 @@ def _has_seconds(fixed: Fixed) -> bool:
     return isinstance(asked, Recipe) and asked.seconds is not None
 
 
-def _polished(field: Field, cutter: "_Cutter", fixed: Fixed) -> list[Candidate]:
+def _polished(field: Field, cutter: "_Cutter", fixed: Fixed, error: float) -> list[Candidate]:
     """Return the best candidates of the field, polished, and those with copies, the best first.
 
     Raises:   PlanError: none can be used.
@@ -186,7 +186,7 @@ def _polished(field: Field, cutter: "_Cutter", fixed: Fixed) -> list[Candidate]:
     others = [*moved, *copied, *sharded, *far]
     if fixed.recompute is None:
         others += with_less_kept(field, others, [each for each in sharded if each.refused])
-    others += with_moves(field, others, cutter.copies_beside, _may_move(judge, fixed))
+    others += with_moves(field, others, cutter.copies_beside, _may_move(judge, fixed), error)
     usable = [candidate for candidate in others if not candidate.refused]
     if not usable:
         raise _none_fits((*field.simulated, *others))

@@ -464,6 +464,8 @@ def _stage_bytes(
     start = _read_bytes(graph, stage)
     if stages.has_gradients:
         start = _held_bytes(graph, stage, profile, versions, ways)
+    elif stage.index in ways.far:
+        start -= sum(graph.kept_bytes(p) + graph.copy_bytes(p) for p in _trained(graph, stage))
     undo, divided = _undo_bytes(graph, stage, profile), 0
     if parts > 1:
         divided = int(trained_bytes(graph, stage) + state_bytes(graph, stage, profile))

@@ -65,13 +65,13 @@ def shard(
     program: Program,
     what: Sequence[Sharding],
     *,
-    prefetch: int = 0,
+    prefetch: int | Sequence[int] = 0,
     parts: Sequence[int] = (),
     far: AbstractSet[int] = frozenset(),
 ) -> Program:
     """Return `program` with sharded stages; `what` is by stage.
 
-    prefetch: how many runs of computes before its own a gather begins.
+    prefetch: how many runs of computes before its own a gather begins: all, or those of each stage.
     parts:    by rank, how much it keeps beside the others with which it divides; empty: as much.
     far:      stages whose weights, or parts of them, are in far memory.
     Raises:   ProgramError: nobody to share with; copies inside a replica; older weights are read.
@@ -149,14 +149,17 @@ def _check(program: Program, kept: Mapping[int, bool], far: AbstractSet[int]) ->
         raise ProgramError(message, hint="give the plan 2 replicas or more")
     words = "replicas", "shards"
     sums = {one.bucket: one.ranks for one in program.code.reductions if one.word in words}
-    for stage in kept:
+    trains = any(isinstance(one, Update) for code in program.code for one in code)
+    for stage in kept if trains or kept.keys() - far else ():  # else what is loaded stays there
         if len(ranks := sums.get(f"stage{stage}", ())) != program.replicas:
             message = f"stage {stage} lives on {len(ranks)} ranks of {program.replicas} replicas"
             hint = "shard stages that live on one rank of each replica"
             raise ProgramError(message, hint=hint)
 
 
-def _runs(code: Code, kept: Mapping[int, bool], prefetch: int) -> tuple[_WholeSpan, ...]:
+def _runs(
+    code: Code, kept: Mapping[int, bool], prefetch: int | Sequence[int]
+) -> tuple[_WholeSpan, ...]:
     """Return when each sharded stage of a rank is whole, in the order in which it is gathered."""
     computes = [(at, each.action) for at, each in enumerate(code) if isinstance(each, Compute)]
     firsts: list[int] = []  # of all runs, of sharded stages or not
@@ -166,7 +169,8 @@ def _runs(code: Code, kept: Mapping[int, bool], prefetch: int) -> tuple[_WholeSp
     for place, (kind, stage, _) in computes:
         if stage != before or was_forward != (kind == "F"):
             firsts.append(place)
-        begin = firsts[max(0, len(firsts) - 1 - prefetch)]
+        ahead = prefetch if isinstance(prefetch, int) else prefetch[stage]
+        begin = firsts[max(0, len(firsts) - 1 - ahead)]
         known = latest.get(stage)
         if known is not None and (kept[stage] or stage == before or runs[known].last >= begin):
             runs[known] = runs[known]._replace(last=place)
@@ -178,7 +182,7 @@ def _runs(code: Code, kept: Mapping[int, bool], prefetch: int) -> tuple[_WholeSp
 
 
 def _in_company(
-    column: Sequence[Code], kept: Mapping[int, bool], prefetch: int
+    column: Sequence[Code], kept: Mapping[int, bool], prefetch: int | Sequence[int]
 ) -> list[tuple[_WholeSpan, ...]]:
     """Return the runs of ranks that divide stages, so that all gather the same in one order.
 
@@ -189,7 +193,7 @@ def _in_company(
     told = [[[run.stage for run in part] for part, _ in row] for row in rows]
     if all(row == told[0] for row in told):
         return [tuple(run for part, _ in row for run in part) for row in rows]
-    if prefetch:
+    if prefetch if isinstance(prefetch, int) else any(prefetch):
         return _in_company(column, kept, 0)
     commons = [_merged(parts) for parts in zip(*told, strict=True)]
     found: list[tuple[_WholeSpan, ...]] = []
@@ -206,13 +210,14 @@ def _in_company(
 
 
 def _between_sums(code: Code, runs: Sequence[_WholeSpan]) -> Iterator[tuple[list[_WholeSpan], int]]:
-    """Yield the runs that begin before each reduction, or Update, and its place."""
+    """Yield the runs that begin before each reduction, or Update, and its place; then the rest."""
     left = list(runs)
     for place, instruction in enumerate(code):
         if isinstance(instruction, Reduction | Update):
             count = sum(run.begin <= place for run in left)
             yield left[:count], place
             del left[:count]
+    yield left, len(code)
 
 
 def _merged(rows: Iterable[Sequence[int]]) -> list[int]:
