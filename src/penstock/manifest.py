@@ -181,7 +181,7 @@ def _skypilot(launched: Launched) -> str:
     groups = launched.groups
     if len({(g.device.name, g.host.num_devices, g.host.cores) for g in groups}) > 1:
         names = ", ".join(f'"{group.host.name}"' for group in groups)
-        hint = "leave hosts of one kind in --cluster, or print kubernetes or slurm"
+        hint = "leave hosts of one kind in the cluster, or print kubernetes or slurm"
         raise ClusterError(f"a SkyPilot task has hosts of one kind; {names} are not", hint=hint)
     (group, *_), hosts = groups, launched.cluster.hosts
     resources: dict[str, Json] = {"use_spot": group.device.preemptible}
@@ -198,10 +198,10 @@ def _skypilot(launched: Launched) -> str:
 
 def _kubernetes(launched: Launched) -> str:
     if not launched.image:
-        hint = "--image REGISTRY/NAME:TAG: a container that has Penstock and the job in it"
+        hint = "give an image, REGISTRY/NAME:TAG: a container that has Penstock and the job in it"
         raise ClusterError("kubernetes runs containers, and no image is named", hint=hint)
     if len(launched.cluster.hosts) > 1 and not launched.volume:
-        hint = "--volume CLAIM: a PersistentVolumeClaim (ReadWriteMany) that all hosts see"
+        hint = "give a volume, CLAIM: a PersistentVolumeClaim (ReadWriteMany) that all hosts see"
         raise ClusterError("several hosts write one folder, and no volume is named", hint=hint)
     name = launched.label
     service: dict[str, Json] = {

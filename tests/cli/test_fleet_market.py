@@ -93,7 +93,7 @@ def test_replay_asks_for_prices_that_the_trace_lacks(call: Call, files, tmp_path
     bare.write_text("time_s,machines\n0,4\n")
     error, hint = call("fleet", "replay", bare, "--job", files[1], "--deadline", 20).refusal(2)
     assert "no price on demand" in error
-    assert "--prices" in hint
+    assert "prices" in hint
 
 
 def test_advice_is_written_as_a_policy_that_replay_takes(call: Call, files, tmp_path):

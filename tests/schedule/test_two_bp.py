@@ -1,5 +1,6 @@
 import sys
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,6 +8,9 @@ from hypothesis import strategies as st
 from penstock.errors import ScheduleError
 from penstock.schedule import (
     SCHEDULES,
+    Row,
+    Schedule,
+    arrange,
     bubble,
     delay_weights,
     double_buffered,
@@ -50,6 +54,14 @@ def test_forwards_and_gradients_keep_their_order_on_top_of_any_schedule(builder,
     assert kept(delayed) == kept(given_)
     assert (delayed.ranks == given_.ranks).all()
     assert builder is forward_only or {a.kind for o in delayed.orders for a in o} <= set("FIW")
+
+
+def test_backwards_out_of_order_are_refused_by_what_they_are():
+    m = np.arange(3)
+    order = arrange([(Row("F", 0, m, m), Row("B", 0, m[::-1], 3 + m))])
+    with pytest.raises(ScheduleError, match="out of order") as refusal:
+        delay_weights(Schedule(1, 3, order, name="last_first"))
+    assert "limit" not in refusal.value.hint
 
 
 @given(synchronous, sizes, sizes, st.tuples(seconds, seconds, seconds))

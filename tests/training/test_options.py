@@ -165,6 +165,8 @@ def test_a_hint_is_told_in_the_words_of_the_command_line(text, expected):
 
 def test_a_hint_names_the_flag_of_the_command_that_is_told():
     assert in_flags("as one stage: stages=1", "check") == "as one stage: --stages 1"
+    told = in_flags('say job="JOB" and token_file="a/b.json", then give yes=True', "join")
+    assert told == "say --job JOB and --token-file a/b.json, then give --yes"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.cli.flags import in_flags
 from penstock.errors import JobError
 from penstock.fleet.policy_file import PolicyFile
 from penstock.pilot.wishes import ELSEWHERE, POLICY
@@ -50,7 +51,7 @@ def test_what_others_have_written_is_asked_for(change: dict[str, str], tmp_path:
         job_to_run(tmp_path, asked(questions, answer=False))
     name = change.get("job", "script.py:job")
     assert name in questions[0]
-    assert "--yes" in caught.value.hint
+    assert "--yes" in in_flags(caught.value.hint, "join")
     assert job_to_run(tmp_path, asked([], answer=True)) == kept_job(tmp_path)
 
 

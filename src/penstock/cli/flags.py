@@ -14,6 +14,7 @@ TRAIN = "num_steps", "ranks", "memory", "plan", "schedule", "out", "resume", "el
 PLAN = "cluster", "ranks", "memory", "stages", "schedule"
 CHECK = "plan", "stages", "schedule", "tensor"
 BY_COMMAND = {"train": TRAIN, "plan": PLAN, "check": CHECK}
+_OF_OTHERS = "job", "to", "yes", "token_file"  # flags of commands that are no options of a run
 _WERE = {"with": "rules", "from": "weights"}  # flags of other names than their options
 
 
@@ -41,8 +42,10 @@ def in_flags(text: str, command: str = "train") -> str:
     flags = BY_COMMAND.get(command, TRAIN)
 
     def said(found: "re.Match[str]") -> str:
-        name = found["name"]
-        return typed(name, found["value"].strip('"'), flags) if name in OPTIONS else found[0]
+        name, value = found["name"], (found["value"] or "").strip('"')
+        if name in _OF_OTHERS:
+            return f"--{name.replace('_', '-')}" + ("" if value == "True" else f" {value}")
+        return typed(name, value, flags) if name in OPTIONS else found[0]
 
     parts = text.split("`")
     parts[::2] = [SAID.sub(said, part) for part in parts[::2]]

@@ -205,7 +205,7 @@ class PlannedOnHosts(NamedTuple):
 
 def planned(text: str, path: Path) -> PlannedOnHosts:
     """Return what the best plans on 1, 2, 4, ... and all hosts of a cluster tell of a job."""
-    from penstock.choose import prepare
+    from penstock.choose import device_kinds, prepare
     from penstock.choose.choose import Machines, SearchAim, best
     from penstock.cluster.cluster import Cluster
     from penstock.fleet.job_work import Speed
@@ -224,7 +224,7 @@ def planned(text: str, path: Path) -> PlannedOnHosts:
             part = replace(whole, hosts=whole.hosts[:count])
             if part.num_ranks > _MOST_RANKS:
                 break
-            machines = Machines(part, prepare.profiled, view.TERMINAL)
+            machines = Machines(part, device_kinds.profiled, view.TERMINAL)
             searched = best(loaded, Fixed(part.num_ranks), captured, machines, SearchAim("time"))
             plan = searched.choice
             has_copies = has_copies and survives(plan.plan, [o.way for o in searched.options], part)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from penstock.choose import prepare
+from penstock.choose import device_kinds, prepare
 from penstock.cli import face
 from penstock.cli.of_flags import of_flags
 from penstock.cluster.cluster import Cluster
@@ -108,7 +108,7 @@ def _asked(
     alone = cluster is None and ranks is None and not here().can_fork  # it starts no other process
     there = prepare.machines(cluster, 1 if alone else ranks, view.TERMINAL)
     return _InferenceCase(
-        made, captured, there, prepare.profiled(captured, made, there, view.TERMINAL)
+        made, captured, there, device_kinds.profiled(captured, made, there, view.TERMINAL)
     )
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from penstock import taken
-from penstock.choose import flag_text, prepare
+from penstock.choose import device_kinds, flag_text, prepare
 from penstock.choose.choose import (
     Machines,
     SearchAim,
@@ -95,7 +95,7 @@ def _planned(
     made = planning(loaded, None if file is None else there, fixed, looking)
     _check_stages(made.captured.graph, fixed.stages)
     there, tight = there.within(room), there.within(flag_text.to_fill(room))
-    machines = Machines(tight, prepare.profiled, view.TERMINAL)
+    machines = Machines(tight, device_kinds.profiled, view.TERMINAL)
     found = best(made.job, made.fixed, made.captured, machines, aim)
     choice = found.choice._replace(plan=decided(found.choice.plan, made.decisions))
     chosen = found_in_units(choice, cut, made.fixed, profiles=found.profiles, cluster=tight).plan

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.choose import prepare
+from penstock.choose import device_kinds, prepare
 from penstock.choose.choose import for_plan
 from penstock.cli import face
 from penstock.errors import ClusterError, ProfileError
@@ -77,7 +77,7 @@ def _basis(path: Path, plan: Plan, job: str | None, cluster: Path | None) -> sav
         there = prepare.machines(cluster, None if cluster else plan.total_ranks, view.TERMINAL)
         loaded, captured = traced_for(load_job(job), there, view.TERMINAL)
         joined, captured = for_plan(loaded, plan, captured, view.TERMINAL)
-        profiles = prepare.profiled(captured, joined, there, view.TERMINAL)
+        profiles = device_kinds.profiled(captured, joined, there, view.TERMINAL)
     return saved.Basis(captured.graph, profiles, there)
 
 

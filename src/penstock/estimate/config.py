@@ -69,7 +69,7 @@ def read_model(path: Path | str, *, sequence: int = 0) -> Transformer:
     tokens = sequence or sizes["positions"]
     if family.learned_positions and tokens > sizes["positions"]:
         message = f"{tokens} tokens, and {path} has {sizes['positions']} learned positions"
-        raise EstimateError(message, hint="use a shorter --sequence")
+        raise EstimateError(message, hint="use a shorter sequence")
     return Transformer(
         sizes["hidden"],
         sizes["blocks"],

@@ -196,7 +196,7 @@ def priced(market: Market, usd_h: float, spot_usd_h: float) -> Market:
     for k, pool in enumerate(pools):
         if not pool.usd_h or np.isnan(spot[:, k]).any():
             which = "price on demand" if not pool.usd_h else "price of a preemptible machine"
-            hint = "give --prices ON_DEMAND,SPOT in dollars per hour of a machine"
+            hint = "give prices ON_DEMAND,SPOT in dollars per hour of a machine"
             raise FleetError(f'pool "{pool.name}" has no {which}', hint=hint)
     return replace(market, pools=pools, usd_h=spot)
 

@@ -137,7 +137,7 @@ def bound_of(market: Market, job: FleetJob, *, deadline_s: float) -> UsdBound:
     """
     if len(market.pools) > _MOST_POOLS:
         message = f"the omniscient policy of {len(market.pools)} pools"
-        raise FleetError(message, hint=f"choose at most {_MOST_POOLS} with --pool")
+        raise FleetError(message, hint=f"choose at most {_MOST_POOLS} pools")
     slot_s = max(job.start_s, 1.0, deadline_s / _MOST_SLOTS)
     count = math.floor(deadline_s / slot_s + 1e-9)
     coarse = in_slots(begin_of(market, max(1, count) * slot_s), slot_s)

@@ -133,7 +133,7 @@ def offers_of(market: Market) -> Offers:
     """
     usd_h = np.array([pool.usd_h for pool in market.pools], np.float64)
     if np.isnan(market.usd_h).any() or not np.all(usd_h > 0):
-        hint = "give --prices ON_DEMAND,SPOT in dollars per hour of a machine"
+        hint = "give prices ON_DEMAND,SPOT in dollars per hour of a machine"
         raise FleetError("the market has no prices", hint=hint)
     lives = market.lives_s if market.lives_s.size else np.zeros((len(market.pools), 0))
     if lives.size and not lives.min() > 0:

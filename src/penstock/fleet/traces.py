@@ -210,7 +210,7 @@ def _market(long: _Long, wanted: tuple[str, ...], path: Path, notes: list[str]) 
     times_s, at = np.unique(long.times_s[order] - begins_s, return_inverse=True)
     if len(times_s) * len(kinds) > _MOST_CELLS:
         message = f"{path} has {len(times_s)} times of {len(kinds)} pools"
-        raise FleetError(message, hint="choose some of them with --pool")
+        raise FleetError(message, hint="choose some of the pools")
     cells = _Cells(len(times_s), len(kinds), at, which[order], order)
     offered = _offered(long, cells)
     return Market(

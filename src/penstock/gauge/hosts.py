@@ -310,7 +310,7 @@ def homes_of(seats: Sequence[Seat]) -> tuple[tuple[int, ...], ...]:
     for home in homes:
         name, regions = seats[home[0]].name, sorted({seats[rank].region for rank in home})
         if len(regions) > 1:
-            hint = "give the same --region to all ranks of a host"
+            hint = "give the same region to all ranks of a host"
             raise RunError(f"host {name} is in the regions {', '.join(regions)}", hint=hint)
         if home[-1] - home[0] != len(home) - 1:
             listed = ", ".join(map(str, home))

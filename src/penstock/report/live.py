@@ -128,7 +128,7 @@ class LivePage(ThreadingHTTPServer):
             super().__init__((HERE, port), _PageRequest)
         except OSError as problem:
             message = f"cannot serve a page on port {port} of {HERE}: {problem.strerror}"
-            raise ReportError(message, hint="leave out --port: a free one is taken") from problem
+            raise ReportError(message, hint="leave out the port: a free one is taken") from problem
 
     @property
     def address(self) -> str:

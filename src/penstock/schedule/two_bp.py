@@ -1,6 +1,7 @@
 """2BP: the gradients of the weights wait until a rank has nothing better to do.
 
-`delay_weights` takes any schedule, cuts each backward in two, keeps the order of F and I, and puts
+`delay_weights` takes a schedule whose backwards of a stage come in the order of micro-batches, cuts
+each of them in two, keeps the order of F and I, and puts
 every W where its rank would idle, or where it may hold no more activations, or at the end.  What is
 put off may be done in batches: the W of several micro-batches of a stage as one action, for which
 a runtime concatenates what the products of matrices read (graph/joint.py).
@@ -20,7 +21,7 @@ import numpy as np
 from penstock.errors import ScheduleError
 from penstock.schedule.greedy import NO_LIMIT, Rules, Seconds, greedy, script
 from penstock.schedule.one_f_one_b import one_f_one_b
-from penstock.schedule.orders import F, Orders, W
+from penstock.schedule.orders import B, F, I, Orders, W
 from penstock.schedule.schedule import Schedule
 
 
@@ -58,9 +59,9 @@ def delay_weights(
     With `batch` the W of that many consecutive micro-batches of a stage are one action, at the
     place of the last of them; `batch` - 1 more activations may be held for each stage.
 
-    Raises:   ScheduleError: `schedule` lists updates, has W of several micro-batches already, takes
-              micro-batches out of order where `batch` is above 1, or needs more than `limit`;
-              `batch` is no number that divides the micro-batches.
+    Raises:   ScheduleError: `schedule` lists updates, has W of several micro-batches already, goes
+              back through micro-batches out of order, or needs more than `limit`; `batch` is no
+              number that divides the micro-batches.
     """
     if schedule.has_updates:
         raise ScheduleError("the schedule lists updates", hint="delay the W of a single step")
@@ -71,11 +72,25 @@ def delay_weights(
         raise ScheduleError(message, hint="delay the W of one with backwards of one")
     if (schedule.orders.kinds == F).all():
         return schedule
+    if not _goes_back_in_order(schedule):
+        message = f"{schedule.name or 'it'} goes back through the micro-batches out of order"
+        raise ScheduleError(message, hint="let the backwards of a stage follow their numbers")
     ranks = schedule.ranks.astype(np.int64)
     limits = np.full(schedule.num_ranks, NO_LIMIT if limit is None else limit)
     rules = Rules(script(schedule.orders, ranks.shape), limits, in_order=True)
     orders = greedy(ranks, seconds or Seconds(), [rules]).orders
     return replace(schedule, orders=_in_batches(orders, batch), together=batch)
+
+
+def _goes_back_in_order(schedule: Schedule) -> bool:
+    """Return whether the backwards of a stage come in the order of micro-batches, on every rank."""
+    orders = schedule.orders
+    back = (orders.kinds == B) | (orders.kinds == I)
+    ranks = np.repeat(np.arange(schedule.num_ranks), np.diff(orders.offsets))[back]
+    keys = ranks * schedule.num_stages + orders.stages[back]
+    rows = np.argsort(keys, kind="stable")
+    is_same = np.diff(keys[rows]) == 0
+    return bool((np.diff(orders.micro_batches[back][rows].astype(np.int64))[is_same] > 0).all())
 
 
 def _in_batches(orders: Orders, batch: int) -> Orders:

@@ -199,7 +199,7 @@ def save_pretrained(model: nn.Module, folder: Path) -> None:
     save: Any = getattr(model, "save_pretrained", None)
     if not callable(save):
         message = f"the job's model, a {type(model).__name__}, has no save_pretrained"
-        raise JobError(message, hint="give --to FILE.safetensors for its state_dict")
+        raise JobError(message, hint='give to="FILE.safetensors" for its state_dict')
     with _renamed(folder) as part:
         save(part)
 

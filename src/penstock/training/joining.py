@@ -233,7 +233,7 @@ def _token_in(path: Path | str | None) -> bytes:
     Raises:   RunError: there is none.
     """
     if path is None:
-        hint = f"--token-file FOLDER/{ADDRESSES}, or a file that holds the token alone"
+        hint = f'token_file="FOLDER/{ADDRESSES}", or a file that holds the token alone'
         raise RunError("a run on another host asks for its token", hint=hint)
     text = read_bytes(path, RunError, "token").decode(errors="replace").strip()
     try:

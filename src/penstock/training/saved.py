@@ -67,12 +67,12 @@ def load_basis(path: Path, plan: Plan) -> Basis:
     missing = [file for file in files if not file.exists()]
     if missing:
         message = f"{path} alone cannot be simulated: {missing[0]} is missing"
-        raise PlanError(message, hint="give --job JOB, and it is traced and measured here")
+        raise PlanError(message, hint='give job="JOB", and it is traced and measured here')
     graph = Graph.load(files[0])
     try:
         check_fits(plan, graph)
     except PlanError as problem:
-        hint = "give --job JOB, or make the plan again with `penstock plan --out`"
+        hint = 'give job="JOB", or make the plan again with `penstock plan --out`'
         raise PlanError(f"{files[0]} is of another plan: {problem.message}", hint=hint) from problem
     return Basis(graph, load_profiles(files[1]), Cluster.load(files[2]))
 
@@ -140,7 +140,7 @@ def job_to_run(
         names = [*([] if job else [text]), *rules]
         names += [f"`sh -c {shlex.quote(command)}`"] if command else []
         if names:
-            ask_to_run(folder, ", ".join(names), asks, "read what it names; then give --yes")
+            ask_to_run(folder, ", ".join(names), asks, "read what it names; then give yes=True")
     return text
 
 
@@ -192,7 +192,7 @@ def text_in(folder: Path) -> str:
     return _kept(folder)[0]
 
 
-_WHICH = "say which job made it: --job JOB"
+_WHICH = 'say which job made it: job="JOB"'
 
 
 def _kept(folder: Path) -> tuple[str, str]:
