@@ -25,7 +25,7 @@ from penstock.estimate import MODELS, Constants, Transformer, load
 from penstock.estimate.datasheet import find_device
 from penstock.estimate.transformer import gpt
 from penstock.search.transformer.configurations import configurations
-from penstock.search.transformer.found import Configurations, Pool
+from penstock.search.transformer.found import Configurations, Pool, Pools
 from penstock.search.transformer.mixed import mixed_configurations
 from penstock.search.transformer.partition import Chain, Kind, Partition, partition
 from penstock.units import GiB
@@ -128,7 +128,9 @@ def mixed(*, scale: int, between_bytes_per_s: float) -> Configurations:
     model = MODELS["opt-350"]
     batch = 2048 // scale
     constants = fitted("clariden")
-    return mixed_configurations(model, pools, between_bytes_per_s, batch=batch, constants=constants)
+    return mixed_configurations(
+        model, Pools(pools, between_bytes_per_s), batch=batch, constants=constants
+    )
 
 
 def layers(count: int, model: Transformer = GPT3) -> tuple[Chain, tuple[float, ...]]:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from penstock.choose.choose import Choice
+from penstock.choose.device_kinds import profiled
 from penstock.choose.learned import learn, learn_step, segments_of
-from penstock.choose.prepare import profiled
 from penstock.cluster import Cluster, DeviceKind, Host, Link
 from penstock.listener import SILENT
 from penstock.plan.lower_plan import stages_of

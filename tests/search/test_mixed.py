@@ -17,7 +17,7 @@ from penstock.estimate.peak_memory import stage_memory
 from penstock.estimate.runs import Runs
 from penstock.estimate.transformer import gpt
 from penstock.estimate.work_terms import Terms
-from penstock.search.transformer.found import Pool
+from penstock.search.transformer.found import Pool, Pools
 from penstock.search.transformer.layer_costs import layer_costs
 from penstock.search.transformer.mixed import mixed_configurations
 from penstock.search.transformer.space import Space, divisors, runs_of
@@ -119,11 +119,11 @@ def test_best_equals_brute_force(blocks, counts, batch, between, first_gb, secon
     more = {"batch": batch, "constants": (TIME, CONSTANTS[1]), "most": 1, "space": SPACE}
     if not values:
         with pytest.raises(PlanError, match="fits the memory"):
-            mixed_configurations(model, pools, between, **more)
+            mixed_configurations(model, Pools(pools, between), **more)
         return
     # what is done once a step is added to the best cut of each candidate; here it is nothing
     with mock.patch.object(Terms, "once_s", lambda made, _: np.zeros(len(made.starts))):
-        found = mixed_configurations(model, pools, between, **more)
+        found = mixed_configurations(model, Pools(pools, between), **more)
     run = found.best.run
     base = replace(run, cluster="", stage_blocks=(blocks,), devices=(A100,))
     assert value_s(run, base, between) == pytest.approx(min(values), rel=1e-6)
@@ -147,7 +147,9 @@ def test_the_slower_device_has_fewer_blocks():
     model = gpt(2048, 16, 16, sequence=1024, vocabulary=1024)
     pools = [Pool(A100, 1, 40 * GB, 3.0), Pool(V100, 1, 32 * GB, 1.0)]
     space = Space(sharding=("none",), recompute=("selective",))
-    found = mixed_configurations(model, pools, 1e12, batch=64, constants=CONSTANTS, space=space)
+    found = mixed_configurations(
+        model, Pools(pools, 1e12), batch=64, constants=CONSTANTS, space=space
+    )
     run = found.best.run
     blocks = dict(zip(run.devices, run.stage_blocks, strict=True))
     assert blocks[A100] > 1.5 * blocks[V100]
@@ -158,11 +160,11 @@ def test_a_slow_link_between_zones_is_not_crossed():
     model = gpt(2048, 16, 16, sequence=1024, vocabulary=1024)
     pools = [Pool(A100, 4, 40 * GB), Pool(V100, 4, 32 * GB)]
     for between, kinds in ((1e6, 1), (1e12, 2)):
-        found = mixed_configurations(model, pools, between, batch=64, constants=CONSTANTS)
+        found = mixed_configurations(model, Pools(pools, between), batch=64, constants=CONSTANTS)
         assert len(set(found.best.run.devices)) == kinds
 
 
 def test_pools_that_cannot_be_told_apart_are_refused():
     model = gpt(1024, 4, 2, sequence=512, vocabulary=1024)
     with pytest.raises(PlanError, match="2 pools"):
-        mixed_configurations(model, [Pool(A100, 1, GB)] * 2, 1, batch=1, constants=CONSTANTS)
+        mixed_configurations(model, Pools([Pool(A100, 1, GB)] * 2, 1), batch=1, constants=CONSTANTS)

@@ -89,8 +89,7 @@ def best(
     if len(there.pools) == 1:
         found = configurations(model, there.pools[0], batch=batch, constants=both)
     else:
-        between = there.between_bytes_per_s
-        found = mixed_configurations(model, there.pools, between, batch=batch, constants=both)
+        found = mixed_configurations(model, there, batch=batch, constants=both)
     return Ranked(found, batch, time, memory)
 
 

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,16 @@ class Pool:
             what = f"{self.count} devices of {self.memory_bytes} bytes"
             message = f"a pool of {what} at {self.usd_per_hour} usd/hour"
             raise PlanError(message, hint="count and memory are above 0, the price is not below")
+
+
+class Pools(NamedTuple):
+    """A pool for every kind of device, each in a zone of its own.
+
+    between_bytes_per_s:  of the link between two zones, which all replicas share.
+    """
+
+    pools: Sequence[Pool]
+    between_bytes_per_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from penstock.cluster.cluster import Cluster, DeviceKind, Host, Link
 from penstock.errors import ClusterError
@@ -12,14 +11,7 @@ from penstock.estimate.predict import pool_of
 from penstock.estimate.priors import Quantity
 from penstock.estimate.site import site_of
 from penstock.estimate.traced import peak_of, sheet_of
-from penstock.search.transformer.found import Pool
-
-
-class Pools(NamedTuple):
-    """A pool for every kind of device, and bytes/s of the link between two of them."""
-
-    pools: tuple[Pool, ...]
-    between_bytes_per_s: float
+from penstock.search.transformer.found import Pool, Pools
 
 
 def machines_of(cluster: Cluster) -> Pools:

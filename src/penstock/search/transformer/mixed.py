@@ -30,7 +30,14 @@ from penstock.estimate.training_run import TrainingRun
 from penstock.estimate.transformer import Transformer
 from penstock.estimate.work_terms import Floats, time_terms
 from penstock.search.transformer.exact_step import best_steps
-from penstock.search.transformer.found import Configuration, Configurations, Pool, cost_of, front_of
+from penstock.search.transformer.found import (
+    Configuration,
+    Configurations,
+    Pool,
+    Pools,
+    cost_of,
+    front_of,
+)
 from penstock.search.transformer.layer_costs import LayerCosts, layer_costs
 from penstock.search.transformer.partition import (
     Chain,
@@ -56,10 +63,9 @@ class _Candidates(NamedTuple):
     between_bytes_per_s: float
 
 
-def mixed_configurations(  # noqa: PLR0913 - what there is
+def mixed_configurations(
     model: Transformer,
-    pools: Sequence[Pool],
-    between_bytes_per_s: float,
+    there: Pools,
     *,
     batch: int,
     constants: tuple[Constants, Constants],
@@ -68,10 +74,10 @@ def mixed_configurations(  # noqa: PLR0913 - what there is
 ) -> Configurations:
     """Return the fastest pipelines on batches of `batch` samples, the best `most` simulated.
 
-    between_bytes_per_s   of the link between two zones, which all replicas share
-    constants             of time and of memory, for every candidate
+    constants   of time and of memory, for every candidate
     Raises:   PlanError: no pool, two with the same device; nothing fits the memory or the batch.
     """
+    pools, between_bytes_per_s = there
     if not pools or len({pool.device.name for pool in pools}) < len(pools):
         raise PlanError(f"{len(pools)} pools", hint="give one for each kind of device")
     choices = list(_choices(model, pools, batch, space))
