@@ -2904,7 +2904,7 @@ BREAKS = (
         "search/moves.py",
         "for start in (*rows, *climber.starts(rows)):",
         "for start in rows:",
-        ("tests/search/test_moves.py",),
+        ("tests/bench/test_choices.py", "tests/search/test_moves.py"),
         "nobody begins with all state divided, so a cap makes a plan faster",
     ),
     Break(

@@ -38,8 +38,7 @@ _FEWEST, _MOST = 60, 300  # plans that are simulated
 _ACTIONS = 40_000  # of all of them, stages times micro-batches of a step
 _MOST_PAIRS = 24  # of moves that are simulated together, for each climb
 _TOPS = 3  # from which pairs of moves are tried
-_WORTH = 0.005  # of a step: what more decisions have to gain, where plans may be near the best
-_LEAST = 1e-3  # of a step: where the best is asked for
+_LEAST = 1e-3  # of a step: what more decisions have to gain
 _NOTICED_S = 2.5e-4  # where none is needed: of less, in a step, no prediction tells
 _NEAR = 1.25  # times the best: what is started from
 _AHEAD = 0, 1, 2
@@ -329,7 +328,7 @@ class Climber:
         if not rows:
             return
         plan = rows[0].plan
-        is_short = bool(rows[0].refused) or _does_without(plan)
+        is_short = bool(rows[0].refused) or does_without(plan)
         replicas = [each.plan for each in rows if each.plan.replicas > 1]
         wanted = [(replicas[0], "shard")] if replicas and self._may.shards else []
         wanted += [(plan, "far")] if is_short and self._may.far and self._may.state else []
@@ -370,7 +369,7 @@ def with_moves(
 ) -> Iterator[Candidate]:
     """Yield what climbing makes of the best candidates, and of those that `Climber.starts` adds.
 
-    error:  share of a step within which the simpler plan is taken; 0: the fastest is.
+    error:  share of a step within which the simplest is taken (simplest.py); 0: the best is.
     """
     if field.objective == "memory" or not field.effort.rescues:
         return
@@ -395,7 +394,7 @@ def with_moves(
         if _is_worth(field, made, best, error):
             best = made
             yield made
-    if best is not None and (best.refused or _does_without(best.plan) or lacks):
+    if best is not None and (best.refused or does_without(best.plan) or lacks):
         beside = may.beside and copies_beside(best.plan)
         tops = sorted({*tops, best}, key=lambda each: order(field, each))[:_TOPS]
         lowered = (climber.lowered(each, beside=beside) for each in (best, *lacks[:1]))
@@ -411,15 +410,13 @@ def _is_worth(field: Field, candidate: Candidate, best: Candidate, error: float)
     if candidate.refused or best.refused:
         return not candidate.refused
     score, least = (each.score(field.objective)[0] for each in (candidate, best))
-    if not error:
-        return score < (1 - _LEAST) * least
-    if _does_without(best.plan):
-        return score < (1 - _WORTH) * least
-    is_noticed = field.objective == "memory" or best.step_s - candidate.step_s > _NOTICED_S
-    return is_noticed and score < (1 - error) * least
+    if score >= (1 - _LEAST) * least:
+        return False
+    is_needed = does_without(best.plan) or not error or field.objective == "memory"
+    return is_needed or best.step_s - candidate.step_s > _NOTICED_S
 
 
-def _does_without(plan: Plan) -> bool:
+def does_without(plan: Plan) -> bool:
     """Return whether stages of a plan do without anything."""
     return plan.shards or plan.offloads or any(plan.recompute)
 

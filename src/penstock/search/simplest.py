@@ -17,6 +17,7 @@ from penstock.schedule.orders import F
 from penstock.schedule.recipe import copied_of, name_of
 from penstock.search.candidate import Candidate, Objective
 from penstock.search.judge import Judge
+from penstock.search.moves import does_without
 from penstock.units import format_seconds
 
 ERROR = 0.05  # of a predicted step: the median over 120 plans of four models (docs/figures.md)
@@ -27,19 +28,19 @@ def simplest(
 ) -> Candidate:
     """Return the simplest of the usable candidates whose score is within `error` of the best.
 
-    That is the one with fewest messages a step, then fewest stages, then without copies beside
-    computes, which need more memory, then the best score.
+    That is the one with fewest messages a step, then fewest stages, then whose stages do without
+    nothing, then without copies beside computes, which need more memory, then the best score.
     """
     if objective == "memory" or error == 0:
         return best
     limit = best.score(objective)[0] * (1 + error)
     close = [each for each in others if not each.refused and each.score(objective)[0] <= limit]
     rows = [
-        (*_size(judge, each.plan), _copies(each.plan), each.score(objective), at, each)
+        (*_size(judge, each.plan), *_beyond(each.plan), each.score(objective), at, each)
         for at, each in enumerate([best, *close])
     ]
-    found = min(rows, key=lambda row: row[:5])
-    return best if found[:3] == rows[0][:3] else found[-1]
+    found = min(rows, key=lambda row: row[:6])
+    return best if found[:4] == rows[0][:4] else found[-1]
 
 
 def exactest(
@@ -67,11 +68,19 @@ def why_simplest(judge: Judge, chosen: Candidate, best: Candidate) -> Decision:
     (own, _), (theirs, stages) = _size(judge, chosen.plan), _size(judge, best.plan)
     other = f"{best.plan.replicas} x {stages} stages, {name_of(best.plan.schedule)}"
     other += ", copies beside computes" if _copies(best.plan) > _copies(chosen.plan) else ""
+    other += ", of which some are divided, far or repeated" * (
+        does_without(best.plan) and not does_without(chosen.plan)
+    )
     why = (
         f"{other}, is predicted at {format_seconds(best.step_s)} with {theirs:,} messages a step; "
     )
     why += f"{chosen.step_s / best.step_s - 1:.1%} is less than the prediction error"
     return Decision("simplest", f"{own:,} messages a step", "search", why)
+
+
+def _beyond(plan: Plan) -> tuple[bool, bool]:
+    """Return whether stages do without something, and whether copies run beside computes."""
+    return does_without(plan), _copies(plan)
 
 
 def _copies(plan: Plan) -> bool:
