@@ -21,8 +21,8 @@ BEHIND = {  # lines that may stand behind a module
     "schedule.one_f_one_b": 2_530,  # since a file that is gone is named
     "program.program": 5_190,  # since each reduction has a class of its own
     "simulate.simulate": 12_900,  # since stages are loaded without being trained
-    "runtime.worker": 32_790,  # since shapes are many, reads are kept, hooks reach by objects
-    "training.train": 99_200,  # since ranks divide ops, shapes are many, stages are cut and joined
+    "runtime.worker": 33_120,  # since shapes, turns and reads are kept, hooks reach by objects
+    "training.train": 99_600,  # since ranks divide ops, shapes and turns are many, stages are cut
 }
 _RUNNING = (
     "runtime",

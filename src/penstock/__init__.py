@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from penstock.graph.graph import Graph
     from penstock.graph.layerwise import Lamb, Lars
     from penstock.graph.traced_graph import trace
+    from penstock.in_turn import Turn, in_turn
     from penstock.job import Job, load_job
     from penstock.large_batch import scaled_rate, warm_up
     from penstock.listener import Listener
@@ -66,6 +67,7 @@ __all__ = [
     "Program",
     "Schedule",
     "Timeline",
+    "Turn",
     "batches",
     "bucketed",
     "by_name",
@@ -74,6 +76,7 @@ __all__ = [
     "estimate",
     "from_loader",
     "from_transformers",
+    "in_turn",
     "load_job",
     "load_weights",
     "lower",
@@ -108,6 +111,7 @@ _PLACES = {
     "Program": "program.program",
     "Schedule": "schedule",
     "Timeline": "timeline",
+    "Turn": "in_turn",
     "batches": "batches",
     "bucketed": "batches",
     "by_name": "graph.composed",
@@ -116,6 +120,7 @@ _PLACES = {
     "estimate": "estimate.traced",
     "from_loader": "batches",
     "from_transformers": "ported",
+    "in_turn": "in_turn",
     "load_job": "job",
     "load_weights": "training.export",
     "lower": "plan.of_plan",

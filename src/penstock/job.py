@@ -25,6 +25,7 @@ from penstock.averages import Average
 from penstock.best import LOWEST, Sets, check_best, check_names, sets_of
 from penstock.bits import AS_IT_IS, WIRE_BITS, is_wire_bits
 from penstock.errors import JobError, PenstockError
+from penstock.in_turn import LossTurns, turned
 from penstock.keyed import check_keyed, keyed
 from penstock.script import as_started, ended_early, parsing, script_of
 from penstock.step_places import (
@@ -72,7 +73,8 @@ class Job:
     """What one training run needs to know about the model, and nothing about the machines.
 
     model          builds the module; it may be called on the meta device
-    loss           the mean loss of one micro-batch, a scalar; or a pair of it and figures by name
+    loss           the mean loss of one micro-batch, a scalar; or a pair of it and figures by name;
+                   `ps.in_turn`: several, each of which trains some of the weights in its steps
     data           micro-batches from index `start` on, all of the same shapes; equal indices must
                    give equal micro-batches, or a resumed run differs from an unbroken one
     optimizer      the optimizer of the model's parameters, all of them; those that belong to a
@@ -193,8 +195,12 @@ class Job:
             raise JobError(message, hint="keep one of them")
 
     def _parts(self) -> "_Parts":
-        """Return model, loss and data as weight and carry have them, of those that were given."""
+        """Return model, loss and data as turns, weight and carry have them, of those given."""
         model, loss, data = unplaced(self.model, self.loss, self.data)
+        loss, data = turned(loss, data, self.micro_batches)
+        if self.weight is not None and isinstance(loss, LossTurns):
+            message = "Job.weight weighs the micro-batches of one loss, and ps.in_turn has several"
+            raise JobError(message, hint="multiply the loss of the turn that needs it")
         parts = model, *weighted(loss, data, self.weight, self.micro_batches)
         return parts if self.carry is None else self._placed(parts, self.carry)
 
@@ -206,7 +212,7 @@ class Job:
         """
         whys = {
             "Job.batch_by_ranks": self.batch_by_ranks,
-            "data of several shapes": keyed(own[2]) is not None,
+            "data of several shapes, or turns": keyed(own[2]) is not None,
             'Job.buffers="per replica"': self.buffers == "per replica",
             "Job.batch_range": self.batch_range is not None,
         }

@@ -1,4 +1,7 @@
-"""Keyed: data whose steps have one of several shapes, which a function of their number tells."""
+"""Keyed: data whose steps are of one of several kinds, which a function of their number tells.
+
+They have several shapes (`ps.bucketed`), or take turns (`ps.in_turn`).
+"""
 
 from collections.abc import Hashable, Mapping
 from typing import Any, Protocol, cast
@@ -26,6 +29,11 @@ def keyed(data: object) -> Keyed | None:
     inner: Any = getattr(data, "of", data) if not hasattr(data, "key_of") else data
     parts = "key_of", "keys", "step_micro_batches"  # data of others may have one by chance
     return cast("Keyed", inner) if all(hasattr(inner, part) for part in parts) else None
+
+
+def kinds_of(data: object) -> str:
+    """Return in a word what the steps of keyed data differ in: "shapes" or "turns"."""
+    return str(getattr(keyed(data), "kinds", "shapes"))
 
 
 def only_key(data: object) -> Hashable | None:

@@ -233,11 +233,20 @@ class Sized(nn.Module):
         return layer(x[..., None].float())
 
 
-def test_steps_whose_stages_have_other_weights_are_refused(tmp_path):
+def test_weights_of_one_shape_alone_stay_as_they_are_in_steps_of_another(tmp_path):
     job = replace(job_of(), model=Sized, weight=None)
-    job = replace(job, loss=lambda model, batch: model(batch["x"]).mean())
-    with pytest.raises(UnlikeShapesError, match="other weights in a stage"):
-        task_of(job, WAYS["one rank"], tmp_path, range(2))
+    job = replace(job, loss=lambda model, batch: model(batch["x"]).square().mean())
+    _, state = ran(task_of(job, WAYS["replicas"], tmp_path, range(STEPS)))
+    model = build_model(job)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for number in range(4 * STEPS):
+        (job.loss(model, next(job.data(number))) / 4).backward()
+        if number % 4 == 3:
+            optimizer.step()
+            optimizer.zero_grad()
+    for name, value in model.named_parameters():
+        torch.testing.assert_close(state[f"weights/{name}"], value, rtol=1e-5, atol=1e-6)
+        assert float(state[f"optimizer/{name}/step"]) == optimizer.state[value]["step"] < STEPS
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_first_weights_are_those_of_the_model():
 def test_an_update_changes_weights_here_and_not_in_the_model():
     weights, made = mixed()
     before = {name: value.clone() for name, value in made.model.named_parameters()}
-    weights.use_gradients([])
+    weights.give(weights.gradients_of(weights.with_gradient))
     for flat in weights.flat_gradients:
         flat.fill_(1.0)
     weights.step(0, 0.5)
@@ -81,7 +81,7 @@ def test_an_update_changes_weights_here_and_not_in_the_model():
 def test_rate_is_a_factor_on_the_first_rate_and_not_on_the_last():
     factors = (0.5, 0.25, 1.0)
     weights, _ = mixed(learning_rate=lambda step: factors[step])
-    weights.use_gradients([])
+    weights.give(weights.gradients_of(weights.with_gradient))
     for step, factor in enumerate(factors):
         weights.step(step)
         assert weights.optimizer is not None
@@ -98,7 +98,7 @@ def test_rate_is_a_factor_on_the_first_rate_and_not_on_the_last():
 )
 def test_factor_of_an_update_is_on_whatever_rate_its_step_has(options, fades):
     weights, _ = mixed(lambda parameters: torch.optim.SGD(parameters, lr=0.1), **options)
-    weights.use_gradients([])
+    weights.give(weights.gradients_of(weights.with_gradient))
     for step, factor in enumerate((1.0, 0.25, 1.0, 0.5)):
         before = [flat.clone() for flat in weights.flats]
         for flat in weights.flat_gradients:
@@ -113,7 +113,7 @@ def test_a_stash_keeps_what_was_live():
     weights, _ = mixed()
     weights.reserve(2)
     first = {node: value.clone() for node, value in weights.tensors(0).items()}
-    weights.use_gradients([])
+    weights.give(weights.gradients_of(weights.with_gradient))
     weights.flat_gradients[0].fill_(1.0)
     weights.keep(1)
     weights.step(0)
@@ -130,7 +130,7 @@ def test_size_is_that_of_every_tensor_held():
     assert weights.size_bytes() == 2 * padded + others
     weights.reserve(1)
     assert weights.size_bytes() == 3 * padded + others
-    weights.use_gradients([])
+    weights.give(weights.gradients_of(weights.with_gradient))
     weights.step(0)
     momentum = 4 * (7 * 5 + 5) + 8 * 5
     assert weights.size_bytes() == 3 * padded + others + momentum
@@ -168,7 +168,7 @@ def test_an_optimizer_that_is_none_is_refused():
 
 def test_state_is_loaded_by_name():
     weights, _ = mixed()
-    weights.use_gradients([])
+    weights.give(weights.gradients_of(weights.with_gradient))
     weights.flat_gradients[0].fill_(1.0)
     weights.step(0)
     tensors, plain = weights.state()

@@ -1,6 +1,7 @@
 """A job whose steps have several shapes, from its examination to its end, and resumed."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,9 @@ from torch import nn
 import penstock as ps
 from penstock.checkpoints import checkpoint
 from penstock.graph.trace import build_model
+from tests.runtime.test_turns import STEPS as STEPS_OF_TURNS
+from tests.runtime.test_turns import job_of as turns_job
+from tests.runtime.test_turns import plain as plain_turns
 
 STEPS = 8
 
@@ -55,12 +59,29 @@ def plain(job: ps.Job) -> dict[str, torch.Tensor]:
     return dict(model.named_parameters())
 
 
+def test_turns_are_planned_proved_trained_and_gone_on_with(tmp_path):
+    job, said = turns_job(num_steps=4), list[str]()
+    listener = Saying(said)
+    ps.train(job, out=tmp_path, ranks=2, trial=False, listener=listener)
+    assert sum(line.startswith("equal to the plain loop") for line in said) == 2
+    assert "planned 1 other turn alike" in " ".join(said)
+    longer = replace(job, num_steps=STEPS_OF_TURNS)
+    trained = ps.train(longer, out=tmp_path, ranks=2, resume=True, trial=False, listener=listener)
+    state = checkpoint.load(checkpoint.latest(tmp_path / "checkpoints")).tensors
+    losses, known = plain_turns(job)
+    told = trained.summary
+    assert told["train_judge_loss"] == pytest.approx(sum(losses[k] for k in (4, 6, 7, 9)) / 4, 1e-3)
+    assert told["train_maker_loss"] == pytest.approx((losses[5] + losses[8]) / 2, 1e-3)
+    for name, value in known.items():
+        torch.testing.assert_close(state[name], value, rtol=1e-4, atol=1e-5)
+
+
 def test_steps_of_two_lengths_are_planned_and_proved_each_and_trained_as_by_a_loop(tmp_path):
     job, said = job_of(), list[str]()
     listener = Saying(said)
     ps.train(job, out=tmp_path, ranks=2, num_steps=3, trial=False, listener=listener)
     assert sum(line.startswith("equal to the plain loop") for line in said) == 2
-    assert "planned 1 other shapes alike" in " ".join(said)
+    assert "planned 1 other shape alike" in " ".join(said)
     trained = ps.train(job, out=tmp_path, ranks=2, resume=True, trial=False, listener=listener)
     assert [each.what for each in trained.plan.decisions].count("shapes") == 1
     state = checkpoint.load(checkpoint.latest(tmp_path / "checkpoints")).tensors

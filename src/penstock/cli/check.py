@@ -1,11 +1,13 @@
 """penstock check: some planned steps against the plain loop: data, gradients, updates, buffers."""
 
 import math
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, NamedTuple, cast
 
 import typer
 from rich.table import Table
 
+from penstock.batches.one_key import job_of_key, keys_of
 from penstock.choose import flag_text, prepare
 from penstock.cli import face
 from penstock.cli.flags import CHECK
@@ -15,6 +17,7 @@ from penstock.files import Json
 from penstock.graph.graph import Graph
 from penstock.graph.tensor.cuts import apart_only, collect_points
 from penstock.job import Job
+from penstock.keyed import kinds_of
 from penstock.plan.plan import Plan, Units, divided, plan_by_hand
 from penstock.program.passes.offload import Offloaded
 from penstock.rules.rewrite import rewritten
@@ -27,6 +30,8 @@ from penstock.training import view
 from penstock.training.options import Options
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from penstock.prove.proof import Proof
 
 _TAKEN = *CHECK, "units", "offload", "post_validation", "rules", "sums"
@@ -60,7 +65,7 @@ def check(
             flag_text.check_left_out(given_too)
         given = None if plan is None else Plan.load(str(plan))
         in_units = flag_text.units_asked(None if units is None else str(units))
-        found = _checked(author, loaded, given, cuts, steps, in_units)
+        found = _of_each_kind(author, loaded, given, partial(_checked, cuts, steps, in_units))
     if as_json:
         face.show_json(found)
     else:
@@ -111,8 +116,30 @@ def _cuts(options: Options, replicas: int | None, *, recompute: bool) -> _Cuts:
     )
 
 
+def _of_each_kind(
+    author: Job, job: Job, given: Plan | None, check: "Callable[..., dict[str, Json]]"
+) -> dict[str, Json]:
+    """Return how steps compare; where they have several shapes, or take turns, those of each.
+
+    check:    compares those of one: of the author's job, the loaded one, and a plan.
+    Raises:   PlanError: a plan is given, which is for one of several.
+    """
+    keys, kinds = [*keys_of(job)], kinds_of(job.data)
+    if len(keys) < 2:
+        return check(author, job, given)
+    if given is not None:
+        message = f"the plan is for one of the {kinds} of this job's steps"
+        raise PlanError(message, hint="`penstock train JOB --plan PLAN` compares the steps of each")
+    rows: dict[str, Json] = {}
+    for key in keys:
+        face.say(f"steps of {key}:")
+        rows[str(key)] = check(job_of_key(author, key), job_of_key(job, key), None)
+    every = [cast("dict[str, Json]", row) for row in rows.values()]
+    return {"ok": all(row["ok"] for row in every), kinds: rows}
+
+
 def _checked(
-    author: Job, job: Job, given: Plan | None, cuts: _Cuts, steps: int, units: Units | None
+    cuts: _Cuts, steps: int, units: Units | None, author: Job, job: Job, given: Plan | None
 ) -> dict[str, Json]:
     """Return how steps of the plan compare with those of the plain loop of the author's job."""
     import torch
@@ -217,6 +244,11 @@ def _untraced(stages: int, cuts: _Cuts, problem: GraphError) -> dict[str, Json]:
 def _show(found: dict[str, Json]) -> None:
     table = Table(show_header=False, box=None)
     for key, value in found.items():
+        if isinstance(value, dict):  # of each kind of steps
+            for kind, row in cast("dict[str, dict[str, Json]]", value).items():
+                face.out.print(f"steps of {kind}:")
+                _show(row)
+            return
         text = f"{value:.1e}" if isinstance(value, float) and value else str(value)
         table.add_row(key.replace("_", " "), text)
     face.out.print(table)

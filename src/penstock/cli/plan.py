@@ -18,6 +18,7 @@ from penstock.choose.choose import (
     found_in_units,
 )
 from penstock.choose.degrees import degree_asked
+from penstock.choose.keys import cut_alike, traced_keys, with_keys
 from penstock.choose.settle import CheckOptions
 from penstock.cli import face
 from penstock.cli.flags import PLAN
@@ -92,14 +93,24 @@ def _planned(
     there = prepare.machines(file, fixed.ranks, view.TERMINAL)
     care = CheckOptions(check=options.get("check", True), strict=True)
     looking = Looking(job, care, view.TERMINAL)
-    made = planning(loaded, None if file is None else there, fixed, looking)
+    steps = traced_keys(loaded, view.TERMINAL, fixed.rules)
+    first = steps[0].job if steps else loaded
+    if steps:  # the ops of all of them stay whole
+        fixed = replace(fixed, tensor=fixed.tensor or 1)
+    made = planning(first, None if file is None else there, fixed, looking)
     _check_stages(made.captured.graph, fixed.stages)
     there, tight = there.within(room), there.within(flag_text.to_fill(room))
     machines = Machines(tight, device_kinds.profiled, view.TERMINAL)
-    found = best(made.job, made.fixed, made.captured, machines, aim)
-    choice = found.choice._replace(plan=decided(found.choice.plan, made.decisions))
-    chosen = found_in_units(choice, cut, made.fixed, profiles=found.profiles, cluster=tight).plan
-    return chosen, found, saved.Basis(choice.captured.graph, found.profiles, there)
+
+    def found_by(fixed: Fixed) -> tuple[Plan, Searched]:
+        found = best(made.job, fixed, made.captured, machines, aim)
+        choice = found.choice._replace(plan=decided(found.choice.plan, made.decisions))
+        choice = found_in_units(choice, cut, fixed, profiles=found.profiles, cluster=tight)
+        choice = with_keys(choice, loaded, steps, machines, tight) if steps else choice
+        return choice.plan, found
+
+    chosen, found = cut_alike(found_by, made.fixed, view.TERMINAL)
+    return chosen, found, saved.Basis(found.choice.captured.graph, found.profiles, there)
 
 
 def _fixed(options: Options, replicas: int | None) -> Fixed:

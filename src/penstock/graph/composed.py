@@ -23,6 +23,7 @@ from penstock.job import Parameters
 
 AVERAGE = "average"  # in the state of a parameter
 COUNT = "average_step"  # there too: the updates so far, as a number that stays with the host
+_OWN = 2  # these
 
 Maker = Callable[[Parameters], Optimizer]
 _SHOWN = 4  # names in a message
@@ -63,11 +64,16 @@ class Composed(Optimizer):
     def _averaged(self, average: Average) -> None:
         every = [p for group in self.param_groups for p in group["params"]]
         known = [p for p in every if COUNT in self.state.get(p, ())]
-        new = [p for p in every if p.grad is not None and COUNT not in self.state.get(p, ())]
+        new = [p for p in every if p.requires_grad and COUNT not in self.state.get(p, ())]
         before = [p.detach().clone() for p in new] if known else []  # theirs so far
+        # a part begins the state of a parameter where there is none, at its first gradient
+        alone = (p for p in known if p.grad is not None and len(self.state[p]) == _OWN)
+        held = {p: self.state.pop(p) for p in alone}
         with torch.enable_grad():
             for part in self.parts:
                 part.step()
+        for parameter, own in held.items():
+            self.state[parameter] |= own
         count = float(self.state[known[0]][COUNT]) if known else 0.0
         for at, parameter in enumerate(new):
             first = before[at] if known else parameter.detach().clone()

@@ -13,9 +13,9 @@ from penstock.graph.slicing import (
     Ends,
     NewNode,
     Sliced,
+    SliceTurn,
     Slicing,
     State,
-    Turn,
     as_node,
     aten,
     leads_to,
@@ -62,7 +62,7 @@ def embedding_backward(made: Slicing, node: fx.Node) -> State | None:
         return None
     ends = made.wanted[node][1]
     whole, ranges = made.whole(gradient, node), list(pairwise((0, *ends)))
-    parts: dict[Turn, NewNode] = {}
+    parts: dict[SliceTurn, NewNode] = {}
     for turn in _turns(made, node, ends):
         start, end = ranges[turn.number]
         _, local = _local(made, turn, node, index, (start, end), outside=end - start)
@@ -75,14 +75,14 @@ def embedding_backward(made: Slicing, node: fx.Node) -> State | None:
     return sliced_of(0, ends, parts)
 
 
-def _turns(made: Slicing, node: fx.Node, ends: Ends) -> list[Turn]:
+def _turns(made: Slicing, node: fx.Node, ends: Ends) -> list[SliceTurn]:
     run = made.rows[node].phase, made.index[node]
-    return [Turn(number, len(ends), run) for number in reversed(range(len(ends)))]
+    return [SliceTurn(number, len(ends), run) for number in reversed(range(len(ends)))]
 
 
 def _local(
     made: Slicing,
-    turn: Turn,
+    turn: SliceTurn,
     node: fx.Node,
     index: fx.Node,
     rows: tuple[int, int],

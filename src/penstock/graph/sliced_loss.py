@@ -26,9 +26,9 @@ from penstock.graph.slicing import (
     LogSoftmax,
     NewNode,
     Sliced,
+    SliceTurn,
     Slicing,
     State,
-    Turn,
     as_node,
     aten,
     sliced_of,
@@ -116,7 +116,7 @@ def _one_class(
 
 
 def _targets(
-    made: Slicing, turn: Turn, node: fx.Node, targets: fx.Node, logits: Sliced
+    made: Slicing, turn: SliceTurn, node: fx.Node, targets: fx.Node, logits: Sliced
 ) -> tuple[NewNode, NewNode]:
     """Return two columns: whether each target lies in a slice, and its place there."""
     whole, (start, end) = made.whole(targets, node), logits.ranges[turn.number]
@@ -163,7 +163,7 @@ def _of_logits(made: Slicing, node: fx.Node, given: AtTargets) -> Sliced:
         at = made.new(node, aten._to_copy.default, at, dtype=wide)
     share = made.new(node, aten.div.Tensor, at, given.of.total)
     share = made.new(node, aten.neg.default, share)
-    parts: dict[Turn, NewNode] = {}
+    parts: dict[SliceTurn, NewNode] = {}
     for turn, part in made.turns(logits, node):
         inside, local = _targets(made, turn, node, given.targets, logits)
         below = made.cast(turn, node, part, wide_type(part.value.dtype))

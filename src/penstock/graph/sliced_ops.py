@@ -28,9 +28,9 @@ from penstock.graph.slicing import (
     LogSoftmax,
     NewNode,
     Sliced,
+    SliceTurn,
     Slicing,
     State,
-    Turn,
     arguments,
     as_node,
     aten,
@@ -79,7 +79,7 @@ def elementwise(made: Slicing, node: fx.Node) -> State | None:
     cut = [each for each in given.values() if isinstance(each, Sliced)]
     if all(each.of_state for each in cut):
         return _of_state(made, node, cut[0]) if len(given) == 1 else None
-    parts: dict[Turn, NewNode] = {}
+    parts: dict[SliceTurn, NewNode] = {}
     for turn, _ in made.turns(_first_run(made, node, cut), node):
         own = {k: v if isinstance(v, NewNode) else v.parts[turn.number] for k, v in given.items()}
         args, kwargs = arguments(node, own)
@@ -131,7 +131,7 @@ def product(made: Slicing, node: fx.Node) -> State | None:
             return None
     if cut is None:
         return None
-    parts: dict[Turn, NewNode] = {}
+    parts: dict[SliceTurn, NewNode] = {}
     added = _bias(made, node, bias, at, ends)
     for turn, part in made.turns(cut, node):
         pair = (part, other) if at == 0 else (other, part)
@@ -150,14 +150,14 @@ def _over(
     left, right = made.slices(of[0], 1, ends, node), made.slices(of[1], 0, ends, node)
     if left is None or right is None or bias:
         return None
-    parts: dict[Turn, NewNode] = {}
+    parts: dict[SliceTurn, NewNode] = {}
     for turn, _ in made.turns(_first_run(made, node, [left, right]), node):
         pair = left.parts[turn.number], right.parts[turn.number]
         parts[turn] = made.of(turn, node, node.target, *pair)
     return _added_up(made, node, parts)
 
 
-def _added_up(made: Slicing, node: fx.Node, parts: Mapping[Turn, NewNode]) -> NewNode:
+def _added_up(made: Slicing, node: fx.Node, parts: Mapping[SliceTurn, NewNode]) -> NewNode:
     """Return the sum of parts, each added to those of the turns before, in no less than 32 bits."""
     total: NewNode | None = None
     for turn, part in parts.items():
@@ -170,7 +170,7 @@ def _added_up(made: Slicing, node: fx.Node, parts: Mapping[Turn, NewNode]) -> Ne
 
 def _bias(
     made: Slicing, node: fx.Node, bias: Sequence[fx.Node], dim: int, ends: Ends
-) -> Callable[[Turn], list[NewNode]]:
+) -> Callable[[SliceTurn], list[NewNode]]:
     """Return a function that gives the bias of one slice of a product cut along `dim`."""
     if not bias:
         return lambda turn: []

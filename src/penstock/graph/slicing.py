@@ -101,7 +101,7 @@ class AtTargets(NamedTuple):
 State = NewNode | Sliced | LogSoftmax | AtTargets
 
 
-class Turn(NamedTuple):
+class SliceTurn(NamedTuple):
     """The slice that an item belongs to: its number, the number of slices, and the run."""
 
     number: int
@@ -231,7 +231,7 @@ class Slicing:
         """Return a value in slices, computed where nobody has."""
         if isinstance(state, Sliced):
             return state
-        parts: dict[Turn, NewNode] = {}
+        parts: dict[SliceTurn, NewNode] = {}
         for turn, part in self.turns(state.logits, state.node):
             wide = self.cast(turn, state.node, part, wide_type(part.value.dtype))
             below = self.of(turn, state.node, aten.sub.Tensor, wide, state.top)
@@ -258,14 +258,14 @@ class Slicing:
         if key not in self._narrowed:
             whole = self.whole(node, reader)
             at = self.index[node] if self.rows[node].phase == phase else self.index[reader]
-            parts: dict[Turn, NewNode] = {}
+            parts: dict[SliceTurn, NewNode] = {}
             for number, (start, end) in enumerate(pairwise((0, *ends))):
-                turn = Turn(number, len(ends), (phase, at))
+                turn = SliceTurn(number, len(ends), (phase, at))
                 parts[turn] = self.of(turn, reader, aten.slice.Tensor, whole, dim, start, end)
             self._narrowed[key] = sliced_of(dim, ends, parts)
         return self._narrowed[key]
 
-    def turns(self, sliced: Sliced, node: fx.Node) -> list[tuple[Turn, NewNode]]:
+    def turns(self, sliced: Sliced, node: fx.Node) -> list[tuple[SliceTurn, NewNode]]:
         """Return the turn of each slice and its part, in the order in which `node` works on them.
 
         It begins a run where the slices are of none in its phase.
@@ -274,12 +274,12 @@ class Slicing:
         if run is None or run[0] != phase:
             run = phase, self.index[node]
         count = len(sliced.parts)
-        rows = [(Turn(k, count, run), part) for k, part in enumerate(sliced.parts)]
+        rows = [(SliceTurn(k, count, run), part) for k, part in enumerate(sliced.parts)]
         return rows if phase == "F" else rows[::-1]
 
     # -- items ------------------------------------------------------------------------------------
 
-    def _place(self, node: fx.Node, turn: Turn | None = None) -> Place:
+    def _place(self, node: fx.Node, turn: SliceTurn | None = None) -> Place:
         at, late = self.index[node], int(self.rows[node].phase == "B")
         self._count += 1
         if turn is None:
@@ -295,30 +295,30 @@ class Slicing:
         self.items.append(item)
         return item
 
-    def of(self, turn: Turn, node: fx.Node, target: Any, *args: Any, **kwargs: Any) -> NewNode:
+    def of(self, turn: SliceTurn, node: fx.Node, target: Any, *args: Any, **kwargs: Any) -> NewNode:
         """Return an op that does the work of `node`, or a part of it, for one slice."""
         value, notes = _run(target, args, kwargs), self.notes(turn, node)
         item = NewNode(target, args, kwargs, value, self._place(node, turn), notes)
         self.items.append(item)
         return item
 
-    def before(self, turn: Turn, node: fx.Node, target: Any, *args: Any) -> NewNode:
+    def before(self, turn: SliceTurn, node: fx.Node, target: Any, *args: Any) -> NewNode:
         """Return an op on the batch that stands before its first use; no gradient comes back."""
         notes = {**self.notes(turn, node), "sequence": None}
         return NewNode(target, args, {}, _run(target, args, {}), None, notes)
 
-    def of_state(self, turn: Turn, node: fx.Node, args: Any, kwargs: Any) -> NewNode:
+    def of_state(self, turn: SliceTurn, node: fx.Node, args: Any, kwargs: Any) -> NewNode:
         """Return an op on a slice of a parameter alone: it stands before its first use."""
         value = _run(node.target, args, kwargs)
         return NewNode(node.target, args, kwargs, value, None, self.notes(turn, node))
 
-    def cast(self, turn: Turn, node: fx.Node, item: NewNode, dtype: torch.dtype) -> NewNode:
+    def cast(self, turn: SliceTurn, node: fx.Node, item: NewNode, dtype: torch.dtype) -> NewNode:
         """Return a part in another dtype; itself, if it has that."""
         if item.value.dtype == dtype:
             return item
         return self.of(turn, node, aten._to_copy.default, item, dtype=dtype)
 
-    def notes(self, turn: Turn, node: fx.Node) -> dict[str, Any]:
+    def notes(self, turn: SliceTurn, node: fx.Node) -> dict[str, Any]:
         """Return the notes of an op of one slice: a gradient goes to the op of the same slice."""
         notes = {**custom(node), "backward": self.rows[node].phase == "B"}
         if notes.get("sequence") is not None:
@@ -329,7 +329,7 @@ class Slicing:
         return notes
 
 
-def sliced_of(dim: int, ends: Ends, parts: Mapping[Turn, NewNode]) -> Sliced:
+def sliced_of(dim: int, ends: Ends, parts: Mapping[SliceTurn, NewNode]) -> Sliced:
     """Return a value of these parts, by their turns."""
     turns = sorted(parts, key=lambda turn: turn.number)
     return Sliced(dim, ends, tuple(parts[turn] for turn in turns), turns[0].run)

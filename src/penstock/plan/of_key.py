@@ -12,7 +12,7 @@ from penstock.graph.graph import Graph, Node, with_cut_points
 from penstock.plan.plan import Plan
 from penstock.plan.stage import StagePlan
 
-_HINT = "pad to one shape, or plan it as one stage: stages=1"
+_HINT = "plan it as one stage: stages=1"
 
 
 def for_key(plan: Plan, first: Graph, graph: Graph) -> tuple[Plan, Graph]:
@@ -28,10 +28,12 @@ def for_key(plan: Plan, first: Graph, graph: Graph) -> tuple[Plan, Graph]:
     stages: list[StagePlan] = []
     for stage in plan.stages:
         if not isinstance(stage.recompute, bool):
-            message = "a stage repeats some ops, and the step of another shape has other ops"
+            message = (
+                "a stage repeats some ops, and the step of another shape or turn has other ops"
+            )
             raise UnlikeShapesError(message, hint=_HINT)
         if stage.cut is not None and stage.name not in places:
-            message = f"the step of another shape cannot be cut at {stage.name!r}"
+            message = f"the step of another shape or turn cannot be cut at {stage.name!r}"
             raise UnlikeShapesError(message, hint=_HINT)
         stages.append(stage if stage.cut is None else replace(stage, cut=places[stage.name]))
     made = replace(plan, graph=graph.digest, stages=tuple(stages), predicted=None)

@@ -1,8 +1,9 @@
-"""Keys: steps of other shapes that a rank runs too, over the same weights.
+"""Keys: steps of other shapes, or other turns, that a rank runs too, over the same weights.
 
 A trace is of one shape.  Where the steps of a job have several, each is traced, cut at the same
 places and bound once; which program runs next, `Windows.ask` says by the step's number, on all
 ranks alike.  State does not move: parameters and buffers have the same numbers in all these graphs.
+Which weights get a gradient, and so an update, is each step's own.
 """
 
 import copy
@@ -16,10 +17,10 @@ from penstock.graph.code import Function
 from penstock.graph.stages import Stages
 from penstock.graph.trace import Capture
 from penstock.program.program import Program
+from penstock.runtime.calls import Bound
 from penstock.runtime.rank_terms import FunctionKey
 
 if TYPE_CHECKING:
-    from penstock.runtime.calls import Bound
     from penstock.runtime.rank import Rank
 
 
@@ -43,29 +44,25 @@ def check_alike(first: tuple[Capture, Stages], other: tuple[Capture, Stages]) ->
 
     Raises:   UnlikeShapesError: state would have to move between their steps.
     """
-    for rows, its_rows in zip(_held(*first), _held(*other), strict=True):
-        for row, its in zip(rows, its_rows, strict=True):
-            if names := sorted(row ^ its):
-                message = "a step of another shape has other weights in a stage"
-                hint = "plan it as one stage (stages=1), or pad to one shape"
-                raise UnlikeShapesError(f"{message}: {', '.join(names[:3])}", hint=hint)
+    for row, its in zip(_held(*first), _held(*other), strict=True):
+        if names := sorted(row ^ its):
+            message = "a step of another shape or turn has other weights in a stage"
+            hint = "plan it as one stage: stages=1"
+            raise UnlikeShapesError(f"{message}: {', '.join(names[:3])}", hint=hint)
 
 
-def _held(capture: Capture, stages: Stages) -> list[tuple[frozenset[str], frozenset[str]]]:
-    """Return for each stage its parameters and buffers, and the parameters that get gradients."""
+def _held(capture: Capture, stages: Stages) -> list[frozenset[str]]:
+    """Return the parameters and buffers of each stage."""
     nodes = capture.graph.nodes
     return [
-        (
-            frozenset(f"{node}:{nodes[node].name}" for node in (*stage.parameters, *stage.buffers)),
-            frozenset(f"{node}:{nodes[node].name}" for node, _ in stage.backward.gradients),
-        )
+        frozenset(f"{node}:{nodes[node].name}" for node in (*stage.parameters, *stage.buffers))
         for stage in stages.stages
     ]
 
 
 def bound_of(
     rank: "Rank", programs: Sequence[Program], steps: Sequence[KeyStep]
-) -> Mapping[int, "list[Bound]"]:
+) -> Mapping[int, list[Bound]]:
     """Return the calls of each program of a run by its id, of the first key and of others."""
     others = [each for step in steps for each in step.programs]
     own = [each for each in programs if not any(each is other for other in others)]
@@ -73,15 +70,31 @@ def bound_of(
         rank.noise.watch(0)  # of micro-batches of unlike sizes it says nothing
     for program in own:
         rank.expect(program)
-    bound = {id(program): rank.bind(program) for program in own}
+    bound = {id(program): _bound(rank, program, has_others=bool(steps)) for program in own}
     first_edge = rank.first_edge + len(rank.stages.edges)
     for step in steps:
         beside = of_key(rank, step, first_edge)
         first_edge += len(step.stages.edges)
         for program in step.programs:
             beside.expect(program)
-        bound |= {id(program): beside.bind(program) for program in step.programs}
+        bound |= {id(p): _bound(beside, p, has_others=True) for p in step.programs}
     return bound
+
+
+def _bound(rank: "Rank", program: Program, *, has_others: bool) -> list[Bound]:
+    """Return the calls of a program; first, if there are others, that which gives the optimizer
+    the gradients of this step, and no others.
+    """
+    calls = rank.bind(program)
+    if not has_others:
+        return calls
+    rows = [(own, own.gradients_of(rank.reached(stage))) for stage, own in rank.weights.items()]
+
+    def give() -> None:
+        for own, gradients in rows:
+            own.give(gradients)
+
+    return [Bound(give, "settle", "U", -1, 0), *calls]
 
 
 def of_key(rank: "Rank", step: KeyStep, first_edge: int) -> "Rank":

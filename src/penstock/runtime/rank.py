@@ -7,6 +7,7 @@ A Program is bound once to a flat list of calls (bind.py).  Running a window is 
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -334,11 +335,18 @@ class Rank:
                 optimizers=self.optimizers,
                 sharers=self._sharers(stage),
             )
-            tied = [p for p, holders in self.stages.tied if stage in holders]
-            self.weights[stage].use_gradients(tied)
+            self.weights[stage].give(self.weights[stage].gradients_of(self.reached(stage)))
             if stage in self.carries:
                 self.carried[stage] = self._carried(stage)
         return self.weights[stage]
+
+    def reached(self, stage: int) -> AbstractSet[int]:
+        """Return the parameters of a stage that get a gradient in this step."""
+        return self.made(stage) | {node for node, held in self.stages.tied if stage in held}
+
+    def made(self, stage: int) -> AbstractSet[int]:
+        """Return the parameters of which a stage makes a gradient in this step itself."""
+        return {node for node, _ in self.stages.stages[stage].backward.gradients}
 
     def _sharers(self, stage: int) -> Sharers | None:
         """Return the ranks that divide a stage that lives here, or have it in far memory.

@@ -27,6 +27,7 @@ from penstock.graph.batch import count
 from penstock.graph.composed import averaged
 from penstock.graph.functional import where
 from penstock.graph.trace import computed_in, loss_and_figures, on_device
+from penstock.in_turn import LossTurns, TurnBatch
 from penstock.job import Batch, Job
 from penstock.runtime.means import Means
 from penstock.step_places import PlacedBatch
@@ -78,6 +79,8 @@ def _figures(job: Job, model: nn.Module, batch: Batch) -> dict[str, Any]:
     """
     whole = batch if job.weight is None else WeightedBatch(batch, number_as_tensor(1.0))
     whole = whole if job.carry is None else PlacedBatch(whole, None)
+    if isinstance(job.loss, LossTurns):
+        whole = TurnBatch(batch, job.loss.validates)
     loss, figures = loss_and_figures(job, model, whole)
     found: dict[str, Any] = {"loss": loss, **figures}
     if job.metrics is None:

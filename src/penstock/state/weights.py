@@ -9,7 +9,7 @@ Where a step reads weights in fewer bits than they are kept in (graph/precision.
 copies, which every update makes anew; older versions are then in those bits too.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import NamedTuple
@@ -226,13 +226,24 @@ class StageWeights:
             for kept, flat in zip(self.stash[to - 1][0], taken[of], strict=True):
                 kept.copy_(flat)
 
-    def use_gradients(self, tied: Iterable[int]) -> None:
-        """Point each parameter at its gradient; None where the loss does not reach it."""
-        reached = (self.with_gradient | set(tied)) & self.gradients.keys()
+    def gradients_of(self, nodes: AbstractSet[int]) -> dict[str, Tensor]:
+        """Return by name the gradients of those of `nodes` that are updated here."""
         sums = self.gradients if self.shard is None else self.shard.gradients
-        self.given = {self.names[node]: sums[node] for node in self.updated if node in reached}
+        reached = nodes & self.gradients.keys()
+        return {self.names[node]: sums[node] for node in self.updated if node in reached}
+
+    def give(self, gradients: dict[str, Tensor]) -> None:
+        """Point each parameter at its gradient; None where the loss of a step does not reach it.
+
+        What is there of these is of another step, and becomes zeros: sums are of all.
+        """
+        if gradients is self.given:
+            return
+        self.given = gradients
         for node, parameter in self.updated.items():
-            parameter.grad = self.given.get(self.names[node])
+            parameter.grad = gradients.get(self.names[node])
+            if parameter.grad is None and self.shard is None and node in self.gradients:
+                self.gradients[node].zero_()
 
     def told(self) -> dict[str, Tensor]:
         """Return what the optimizer is given in a step that it begins, by "gradients/NAME"."""

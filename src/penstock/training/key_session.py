@@ -2,6 +2,7 @@
 
     ps.bucketed    tells the key of each step, so all are examined, traced, planned and proved
                    before the first one
+    ps.in_turn     likewise: a key is a turn
 
 Ranks that come and go, those of torchrun, and a run to a goal have one shape: there the job is
 trained without a plan, as data that does not tell its keys.
@@ -9,15 +10,25 @@ trained without a plan, as data that does not tell its keys.
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.batches.one_key import job_of_key, keys_of
 from penstock.choose.choose import Choice
-from penstock.choose.keys import find_key, is_too_large, largest_first, traced_keys, with_keys
+from penstock.choose.keys import (
+    cut_alike,
+    find_key,
+    is_too_large,
+    largest_first,
+    traced_keys,
+    with_keys,
+)
 from penstock.choose.prepare import machines
 from penstock.choose.settle import Checked, CheckOptions, examined
 from penstock.errors import MemoryShortError
 from penstock.job import Job
+from penstock.keyed import kinds_of
+from penstock.search.shapes import Fixed
 from penstock.units import format_seconds
 
 if TYPE_CHECKING:
@@ -79,26 +90,35 @@ def with_shapes(session: "Session", choice: Choice) -> Choice:
         raise MemoryShortError("the step of the largest shape has no room by this plan")
     made.plan.save(session.folder / "plan.json")
     seconds = format_seconds(time.perf_counter() - start)
-    session.listener.say(f"planned {len(made.others)} other shapes alike in {seconds}")
+    kinds, count = kinds_of(session.job.data), len(made.others)
+    others = kinds if count > 1 else kinds.removesuffix("s")
+    session.listener.say(f"planned {count} other {others} alike in {seconds}")
     return made
 
 
-def chosen(session: "Session", choose: "Callable[[Capture], Choice]") -> Choice:
+def chosen(session: "Session", choose: "Callable[[Fixed, Capture], Choice]") -> Choice:
     """Return a choice for all shapes of a session: made for that with most of the work, or if the
-    largest has no room then for that.
+    largest has no room then for that; as one stage if the shapes cannot be cut alike.
 
-    choose:   makes the choice for a traced step.
+    choose:   makes the choice for a traced step, within what is fixed.
     Raises:   as `with_shapes`, and as `choose`.
     """
+    find = partial(_chosen_within, session, choose)
+    return cut_alike(find, session.fixed, session.listener)
+
+
+def _chosen_within(
+    session: "Session", choose: "Callable[[Fixed, Capture], Choice]", fixed: Fixed
+) -> Choice:
     try:
-        return with_shapes(session, choose(session.learned.shapes[0].captured))
+        return with_shapes(session, choose(fixed, session.learned.shapes[0].captured))
     except MemoryShortError as problem:
         shapes = largest_first(session.learned.shapes)
         if shapes == session.learned.shapes:
             raise
         session.listener.say(f"{problem.message}: planning for the largest")
         session.planned_for(shapes)
-        return with_shapes(session, choose(shapes[0].captured))
+        return with_shapes(session, choose(fixed, shapes[0].captured))
 
 
 def proved_shapes(

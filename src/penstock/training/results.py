@@ -401,13 +401,19 @@ def _caps(place: Path, choice: Choice | None) -> list[int] | None:
 
 
 def train_figures(outcome: "Outcome") -> dict[str, float]:
-    """Return the means of the figures beside the loss over the last steps.
+    """Return the means of the figures beside the loss, each over the last steps that have it.
 
     Of its scale the last one, and the number of steps of this start that were left out.
     """
-    last = outcome.steps[-10:]
-    names = [name for name in (last[-1].figures if last else ()) if name not in SCALED]
-    found = {f"train_{name}": statistics.fmean(s.figures[name] for s in last) for name in names}
+    last, rows = outcome.steps[-10:], dict[str, list[float]]()
+    for step in outcome.steps:
+        for name, value in step.figures.items():
+            rows.setdefault(name, []).append(value)
+    found = {
+        f"train_{name}": statistics.fmean(values[-10:])
+        for name, values in rows.items()
+        if name not in SCALED
+    }
     if last and SCALED[0] in last[-1].figures:
         scale, left_out = SCALED
         found |= {scale: last[-1].figures[scale]}

@@ -369,21 +369,24 @@ class Session:
 
     def choose(self, captured: "Capture", checkpoint: Path | None, found: "Examined") -> Choice:
         """Return the plan: given, that of the run to resume, or searched for."""
-        if self.learned.shapes:
-            choice = chosen(self, partial(self._chosen, checkpoint=checkpoint, found=found))
-        else:
-            choice = self._chosen(captured, checkpoint, found)
+
+        def choose(fixed: Fixed, captured: "Capture") -> Choice:
+            return self._chosen(captured, checkpoint, found, fixed)
+
+        choice = chosen(self, choose) if self.learned.shapes else choose(self.fixed, captured)
         self.listener.say(str(choice.plan))
         return choice
 
-    def _chosen(self, captured: "Capture", checkpoint: Path | None, found: "Examined") -> Choice:
-        fixed, decisions = bounded(self.job, self.key, captured, found, self.fixed, self.listener)
+    def _chosen(
+        self, captured: "Capture", checkpoint: Path | None, found: "Examined", fixed: Fixed
+    ) -> Choice:
+        bounds, decisions = bounded(self.job, self.key, captured, found, fixed, self.listener)
         terms = ChoiceTerms(
             self.step_job,
             self.folder,
             self.there,
             asked=self.fixed,
-            bounds=fixed,
+            bounds=bounds,
             decisions=decisions,
             units=self.asked.units,
             tries=self.care.trial,
