@@ -50,11 +50,12 @@ class Turn:
     def __post_init__(self) -> None:
         if not callable(self.loss):
             raise JobError(f"the loss of a turn is {self.loss!r:.60}, no function", hint=_HINT)
-        rows: Any = [self.weights] if isinstance(self.weights, str) else self.weights
-        if not (isinstance(rows, list | tuple) and rows and all(isinstance(r, str) for r in rows)):
+        given: Any = [self.weights] if isinstance(self.weights, str) else self.weights
+        rows = cast("Sequence[object]", given if isinstance(given, list | tuple) else ())
+        if not rows or not all(isinstance(row, str) for row in rows):
             raise JobError(f"the weights of a turn are {self.weights!r:.60}", hint=_HINT)
-        object.__setattr__(self, "weights", tuple(cast("Sequence[str]", rows)))
-        steps: object = self.steps
+        object.__setattr__(self, "weights", tuple(rows))
+        steps: Any = self.steps
         if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
             message = f"a turn has {steps!r:.60} steps, not a whole number of 1 or more"
             raise JobError(message, hint=_HINT)
@@ -132,11 +133,11 @@ class LossTurns:
 
 def _with_figure(name: str, told: Any) -> Any:
     """Return what a loss has told, with itself as a figure too; what is none stays as it is."""
-    pair = cast("tuple[Any, ...]", told) if isinstance(told, tuple) else (told, {})
+    pair = cast("tuple[Any, ...]", told if isinstance(told, tuple) else (told, {}))
     if len(pair) != 2 or not isinstance(pair[1], Mapping) or not hasattr(pair[0], "detach"):
-        return told
-    loss, figures = pair
-    return loss, {name: loss.detach(), **cast("Mapping[str, Any]", figures)}
+        return cast("object", told)
+    figures = cast("Mapping[str, Any]", pair[1])
+    return pair[0], {name: pair[0].detach(), **figures}
 
 
 @dataclass(frozen=True)
@@ -199,8 +200,9 @@ def in_turn(turns: Mapping[str, Turn], validates: str | None = None) -> LossTurn
     Raises:     JobError: there are fewer than two, the first reads again what nobody has read, or
                 there is none of this name.
     """
-    known: object = turns
-    rows = cast("Mapping[object, object]", known) if isinstance(known, Mapping) else {}
+    rows = dict[Any, Any]()
+    if isinstance(cast("object", turns), Mapping):
+        rows.update(turns)
     if len(rows) < 2 or not all(isinstance(row, Turn) for row in rows.values()):
         hint = 'give two at least: {"judge": ps.Turn(...), "maker": ps.Turn(...)}'
         raise JobError(f"ps.in_turn is given {turns!r:.80}, not turns by name", hint=hint)
