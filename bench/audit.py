@@ -1,14 +1,14 @@
 """What audits cost, and how soon they find faults that begin in the middle of a run.
 
-    python -m bench.audit [--json] [--runs 3] [--audit 1%] [JOB ...]
+    python -m bench.audit --costs [--json] [--runs 2] [--audit 1%] [JOB ...]
     python -m bench.audit --faults [--json] [--steps 4000] [--audit 1%] [--only WORD ...]
 
-Without JOB and without --faults both are done, one after the other.
+Without --costs and --faults both are done, one after the other.
 
 Each job is trained by one plan with audits and without, by turns: processor time of all processes
-and time on the clock of the whole command, medians with the least and the most, and the median of
-the ratios of each pair.  `share` is what the run itself says that audits took.  Jobs are so long
-that a share of 1 % pays for audits.
+and time on the clock of the whole command, and the ratios of each pair: least, median, most.
+`share` is what the run itself says that audits took.  Jobs are made so long, by what a first run
+has shown, that the share pays for three audits at least.
 
 With --faults thirty wrong lines are planted, one a run, each from a step on that is drawn at
 random of the first half; `found` is the step at which an audit has named it, `late` how many steps
@@ -35,12 +35,13 @@ from bench.audit_faults import FAULTS, Fault
 from bench.machine import machine
 from penstock.training.audited_run import DiffersError
 
-JOBS = {
-    "examples/gpt.py": 200,
-    "examples/hf.py:resnet": 800,
-    "examples/hf.py:llama": 1500,
+JOBS = {  # steps to begin with
+    "bench/audit_jobs.py:gpt": 1500,
+    "bench/audit_jobs.py:resnet": 2000,
+    "bench/audit_jobs.py:llama": 2000,
     "bench/audit_faults.py": 4000,
 }
+LEAST, TRIES, MORE = 3, 3, 1.6  # audits; runs that are tried; times as many steps of the next
 FAULTY = "bench/audit_faults.py:job"
 
 
@@ -66,6 +67,16 @@ def ran(job: str, plan: Path, steps: int, audit: str, out: Path) -> dict[str, fl
     }
 
 
+def long_enough(job: str, plan: Path, steps: int, audit: str, folder: Path) -> int:
+    """Return for how many steps a share pays for so many audits, by runs that are tried first."""
+    for number in range(TRIES):
+        audits = ran(job, plan, steps, audit, folder / f"try-{number}")["audits"]
+        if audits >= LEAST:
+            break
+        steps = round(MORE * steps)
+    return steps
+
+
 def cost(job: str, steps: int, runs: int, audit: str) -> dict[str, object]:
     """Return the cost of a job's audits."""
     rows: dict[str, list[dict[str, float]]] = {audit: [], "0": []}
@@ -74,6 +85,7 @@ def cost(job: str, steps: int, runs: int, audit: str) -> dict[str, object]:
         first = ps.train(job, ranks=2, num_steps=2, out=folder / "first", trial=False)
         assert first is not None, "no torchrun here"
         plan = folder / "first" / "plan.json"
+        steps = long_enough(job, plan, steps, audit, folder)
         for number in range(runs):
             order = [audit, "0"] if number % 2 else ["0", audit]
             for each in order:
@@ -84,7 +96,9 @@ def cost(job: str, steps: int, runs: int, audit: str) -> dict[str, object]:
             values = [row[what] for row in told]
             found[f"{what}_{each}"] = [min(values), statistics.median(values), max(values)]
         pair = zip(rows[audit], rows["0"], strict=True)
-        found[f"{what}_ratio"] = statistics.median(one[what] / two[what] for one, two in pair)
+        values = [one[what] / two[what] for one, two in pair]
+        found[f"{what}_ratio"] = [min(values), statistics.median(values), max(values)]
+    found["step_ms"] = 1e3 * statistics.median(row["step_s"] for row in rows["0"])
     found["audits"] = statistics.median(row["audits"] for row in rows[audit])
     found["share"] = statistics.median(row["share"] for row in rows[audit])
     return found
@@ -137,10 +151,15 @@ def faults(steps: int, seed: int, share: str, only: Sequence[str]) -> list[dict[
     return rows
 
 
+def line(row: dict[str, object]) -> str:
+    """Return a row as a line."""
+    return "  ".join(f"{name} {_words(value)}" for name, value in row.items())
+
+
 def show(rows: Sequence[dict[str, object]]) -> None:
     """Print rows as lines."""
     for row in rows:
-        print("  ".join(f"{name} {_words(value)}" for name, value in row.items()))
+        print(line(row))
 
 
 def _words(value: object) -> str:
@@ -162,8 +181,9 @@ def main() -> int:
     """Run the bench; return its exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("jobs", nargs="*")
-    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--runs", type=int, default=2)
     parser.add_argument("--audit", default="1%")
+    parser.add_argument("--costs", action="store_true")
     parser.add_argument("--faults", action="store_true")
     parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--only", nargs="*", default=[], help="words of the faults to plant")
@@ -171,10 +191,14 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    jobs = [] if asked.faults else asked.jobs or list(JOBS)
-    costs = [cost(job, JOBS.get(job, 200), asked.runs, asked.audit) for job in jobs]
+    is_all = asked.costs == asked.faults
+    jobs = (asked.jobs or list(JOBS)) if asked.costs or is_all else []
+    costs = list[dict[str, object]]()
+    for job in jobs:
+        costs.append(cost(job, JOBS.get(job, 1000), asked.runs, asked.audit))
+        print(line(costs[-1]), file=sys.stderr, flush=True)
     planted = list[dict[str, object]]()
-    if asked.faults or not asked.jobs:
+    if asked.faults or is_all:
         planted = faults(asked.steps, asked.seed, asked.audit, asked.only)
         print(summary(planted), file=sys.stderr)
     if asked.json:
