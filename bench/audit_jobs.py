@@ -3,9 +3,12 @@
 An audit takes one or two steps' time, so that a share of 1 % pays for three in a thousand steps.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+
+from torch import nn
 
 from penstock.job import Job, load_job
 
@@ -17,7 +20,8 @@ WIDTH, HEADS, BLOCKS = 64, 4, 4
 def gpt() -> Job:
     """Return the byte-level GPT of examples/gpt.py, a third as wide and half as deep."""
     job = load_job(f"{EXAMPLES / 'gpt.py'}")
-    model = partial(job.model, WIDTH, HEADS, BLOCKS)
+    kind: Callable[..., nn.Module] = job.model
+    model = partial(kind, WIDTH, HEADS, BLOCKS)
     return replace(job, model=model, micro_batches=MICRO_BATCHES, validation=None, facts=None)
 
 
