@@ -9,6 +9,7 @@ micro-batches, each a function of its number alone, which takes 20 ms to read.  
 stop by SIGINT; its losses are compared with those of a plain loop in this process, step by step.
 
 steps             that it made; `lost` and `repeated`: rows of metrics.jsonl that lack or come twice
+went_back         generations that began with a checkpoint
 largest_error     of a step's loss, relative to the plain loop's
 kills, joins      that happened, and `generations` that there were
 memory            resident MiB of the process that began the run, a minute after the first step and
@@ -288,8 +289,10 @@ def steps_of(folder: Path, told: Any) -> Row:
     losses = {row["step"]: row["loss"] for row in rows}
     told(f"a plain loop of {count:,} steps")
     plain = dict(enumerate(plain_losses(count), 1))
+    told_back = (json.loads(event)["back_to"] for event in events[1:])
     return {
         "steps": count,
+        "went_back": sum(back not in ("", "start") for back in told_back),
         "lost": len(set(range(1, count + 1)) - set(steps)),
         "repeated": len(steps) - len(set(steps)),
         "largest_error": max(abs(losses[step] / plain[step] - 1) for step in losses),

@@ -1098,10 +1098,26 @@ BREAKS = (
     Break(
         "what all replicas of a stage have is taken for safe, whichever host they are on",
         "pilot/redundancy.py",
-        "(shared := _of_one_host(program, hosts))",
-        "(shared := tuple[int, ...]())",
+        "shared := _of_one_host(program, hosts)",
+        "shared := tuple[int, ...]()",
         ("tests/members/test_hosts_lost.py",),
         "a host is lost, and the run goes back to its start",
+    ),
+    Break(
+        "ranks that are to be dealt to hosts by turns stand host by host",
+        "cluster/order.py",
+        "    return replace(found, order=(*order, *left))",
+        "    return found",
+        ("tests/test_cluster_order.py",),
+        "all replicas of a stage are on one host, which the plan says may be lost",
+    ),
+    Break(
+        "who is which rank of an elastic run is by the plan before it is made safe",
+        "training/torchrun.py",
+        "    ranks = {_plan_rank(cluster, plan, rank): rank for rank in range(world)}",
+        "    ranks = {rank: rank for rank in range(world)}",
+        ("tests/members/test_hosts_lost.py",),
+        "all replicas of a stage are on one host, which the plan says may be lost",
     ),
     Break(
         "every replica gives what all of them have",

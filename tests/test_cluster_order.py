@@ -95,6 +95,24 @@ def test_host_that_is_not_there_or_named_twice_is_refused(names: tuple[str, str]
     assert "h0, h1" in caught.value.hint
 
 
+def test_hosts_named_for_each_rank_have_them_by_turns() -> None:
+    gpu = DeviceKind("gpu", 100, (), 1.0)
+    hosts = Host("a", "gpu", 2, memory_bytes=(10, 20)), Host("b", "gpu", 2), Host("c", "gpu", 1)
+    cluster = Cluster((gpu,), hosts, Link(1e-6, 1e9), Link(1e-3, 1e6))
+    dealt = placed(cluster, ("b", "a", "b", "a"))
+    assert [dealt.host_of(rank).name for rank in range(5)] == ["b", "a", "b", "a", "c"]
+    assert [dealt.memory_of(rank) for rank in range(5)] == [100, 10, 100, 20, 100]
+    assert dealt.ranks_on(hosts[0]) == (1, 3)
+    assert dealt.link(0, 2) is cluster.inside
+    assert dealt.link(0, 1) is cluster.between
+    assert dealt.within(15).memory_of(3) == 15
+    assert "ranks 1, 3 on gpu" in str(dealt)
+    assert placed(dealt, ("b", "a", "b", "a")) == dealt
+    assert placed(dealt, ("a",)) == placed(cluster, ("a", "b", "c"))
+    with pytest.raises(ClusterError, match='hosts are a, a, a: "a"'):
+        placed(cluster, ("a", "a", "a"))
+
+
 def test_hosts_with_links_of_their_own_are_tried_in_every_order_or_by_their_cuts() -> None:
     """Five or more: cut in two again and again where the fewest bytes per second cross."""
     for count in (3, 6):

@@ -123,12 +123,14 @@ def run(  # noqa: PLR0913 - what a run is made of
     joins: Callable[[Start, list[Mapping[int, Where]]], None] | None = None,
     by_ranks: bool = False,
     token: bytes = b"token",
+    members: tuple[int, ...] = (),
 ) -> Told:
     """Run `first` ranks, by `plans` of so many ranks; return what happened.
 
     every:  steps after which a checkpoint is written.
     joins:  is called in a thread of its own when the run begins.
     by_ranks:  whether the batch follows the ranks.
+    members:   by rank of the first plan; empty: as they are numbered.
     """
     told, task = Told(), partial(task_of, folder=folder, every=every)
     folder.mkdir(exist_ok=True)
@@ -141,7 +143,7 @@ def run(  # noqa: PLR0913 - what a run is made of
         return made
 
     cursors = own.cursors_from((), 0, plans[first])
-    view = View(1, 0, text_of(plans[first]), tuple(range(first)), cursors=cursors)
+    view = View(1, 0, text_of(plans[first]), members or tuple(range(first)), cursors=cursors)
     found: list[Mapping[int, Where]] = []
 
     def meet(where: Mapping[int, Where]) -> Mapping[int, Where]:

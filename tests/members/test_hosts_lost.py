@@ -9,11 +9,13 @@ from typing import cast
 import pytest
 
 from penstock.cluster import Host
+from penstock.cluster.order import placed
 from penstock.errors import PlanError
 from penstock.members.mesh import Mesh
 from penstock.members.views import Left
 from penstock.members.words import Halt, HeldTensor, View, Where
-from penstock.pilot.losses import PlanBasis, committing
+from penstock.pilot import redundancy
+from penstock.pilot.losses import PlanBasis
 from penstock.pilot.redundancy import costly_hosts
 from penstock.plan import Guarding, Plan
 from penstock.plan.lower_plan import lower_plan
@@ -21,6 +23,7 @@ from penstock.plan.reshape import Counts, reshaped
 from penstock.program.alone import fewest_holders, guarded
 from penstock.training.begin import Begin
 from penstock.training.elastic_run import ElasticRun, RunPilot
+from penstock.training.torchrun import _members, _plan_rank
 from tests.members import runs
 from tests.members.test_kills import check
 
@@ -48,16 +51,47 @@ def why(plan: Plan) -> str:
     return next(each.why for each in plan.decisions if each.what == "redundancy")
 
 
-def test_replicas_of_one_host_are_kept_on_another_where_that_costs_little() -> None:
+def kept(plan: Plan) -> Plan:
+    """Return the plan with its ranks host by host, the state of each host kept on the other one."""
+    return plan.changed(hosts=(), guard=Guarding(1, 2, (0, 1)))
+
+
+def test_ranks_are_dealt_to_hosts_by_turns_where_that_costs_little() -> None:
+    """So that the first generation, too, has a copy of each stage on the other host."""
+    ways = on_two_hosts(1e12)
+    near = turns(ways)
+    assert near.place.hosts == ("a", "b", "a", "b")
+    assert near.agreement.guard is None
+    assert "and of any host" in why(near)
+    assert redundancy.at_risk(near) == ""
+    (decision,) = (each for each in near.decisions if each.what == "hosts")
+    assert "dealt by turns, so that any host may be lost" in decision.why
+    assert near.predicted is not None
+    usual = turns(runs.ways_of("gpt", "adamw", 4)).predicted
+    assert usual is not None
+    assert near.predicted.step_s != usual.step_s  # sums cross hosts, and that is predicted
+    there = placed(ways.cluster, near.place.hosts)
+    assert [there.host_of(rank).name for rank in range(4)] == ["a", "b", "a", "b"]
+    assert [_plan_rank(ways.cluster, near, rank) for rank in range(4)] == [0, 2, 1, 3]
+    assert _members(ways.cluster, 4, near) == (0, 2, 1, 3)
+    assert Plan.from_text(runs.text_of(near)).place == near.place
+
+
+def test_replicas_of_one_host_are_kept_on_another_where_that_costs_least(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    far = turns(on_two_hosts(1e6))
+    assert (far.agreement.guard, far.place.hosts) == (None, ())
+    assert "with a, b the run goes back to its last checkpoint" in why(far)
+    assert "a copy on another host would take" in why(far)
+    assert "dealt to hosts by turns would take" in why(far)
+    assert redundancy.at_risk(far) == f"the plan {why(far)}"  # said before the start
+    monkeypatch.setattr(redundancy, "_by_turns", lambda bare, way, cluster, kept: kept)
     near = turns(on_two_hosts(1e12))
     assert near.agreement.guard is not None
     assert near.agreement.guard.shared == (0, 1)
     assert near.agreement.guard.apart == 2
     assert "and of any host" in why(near)
-    far = turns(on_two_hosts(1e6))
-    assert far.agreement.guard is None
-    assert "with a, b the run goes back to its last checkpoint" in why(far)
-    assert "a copy on another host would take" in why(far)
     alone = turns(runs.ways_of("gpt", "adamw", 4))  # on one host nothing can be done
     assert alone.agreement.guard is None
 
@@ -71,8 +105,18 @@ def test_only_the_first_of_the_replicas_gives_what_they_share() -> None:
 
 def test_a_host_with_all_replicas_of_a_stage_may_be_lost(tmp_path: Path) -> None:
     ways = on_two_hosts(1e12)
-    plans = {4: turns(ways), 2: runs.plan_for(ways, 1, 2)}
+    plans = {4: kept(turns(ways)), 2: runs.plan_for(ways, 1, 2)}
     told = runs.run(ways, plans, 4, tmp_path, runs.doomed_all({0: (2, 3), 1: (2, 3)}, at_once=True))
+    check(told, "gpt", killed=2)
+    assert [event.view.resume for event in told.events] == ["start", ""]
+
+
+def test_a_host_may_be_lost_in_the_first_generation_whose_ranks_are_dealt(tmp_path: Path) -> None:
+    ways = on_two_hosts(1e12)
+    plans = {4: turns(ways), 2: runs.plan_for(ways, 1, 2)}
+    dealt = _members(ways.cluster, 4, plans[4])
+    dies = runs.doomed_all({2: (2, 3), 3: (2, 3)}, at_once=True)  # all of host b
+    told = runs.run(ways, plans, 4, tmp_path, dies, members=dealt)
     check(told, "gpt", killed=2)
     assert [event.view.resume for event in told.events] == ["start", ""]
 
@@ -93,7 +137,7 @@ def test_how_many_losses_take_state_along_counts_replicas_and_guards() -> None:
 
 def test_a_plan_names_stages_that_it_has_and_drops_them_with_other_counts() -> None:
     ways = on_two_hosts(1e12)
-    plan = turns(ways)
+    plan = kept(turns(ways))
     with pytest.raises(PlanError, match="guard is of stages 2 of 2"):
         plan.changed(guard=Guarding(1, 2, (2,)))
     assert Plan.from_text(runs.text_of(plan)).agreement.guard == plan.agreement.guard
@@ -101,7 +145,6 @@ def test_a_plan_names_stages_that_it_has_and_drops_them_with_other_counts() -> N
     counts = Counts(line.cuts, line.schedule, 4, (runs.MICRO_BATCHES,))
     assert plan.agreement.guard is not None
     assert reshaped(plan, graph, counts).agreement.guard == plan.agreement.guard._replace(shared=())
-    assert committing(plan, ways).agreement.guard == plan.agreement.guard
 
 
 def pilot_of(ways: PlanBasis, plans: dict[int, Plan], folder: Path) -> RunPilot:

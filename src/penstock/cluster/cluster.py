@@ -198,6 +198,7 @@ class Cluster:
     """Hosts with their devices, and a link for each level; None for a level that nobody needs.
 
     pairs:    hosts with a link of their own, in place of that between them or across regions.
+    order:    by rank its device, where ranks are not numbered host by host; no file has it.
     Raises:   ClusterError: no host, two of the same name, an unknown device kind; a pair twice, or
               of a host that is not there.
     """
@@ -208,6 +209,7 @@ class Cluster:
     between: Link | None = None
     across: Link | None = None
     pairs: tuple[HostPair, ...] = ()
+    order: tuple[int, ...] = ()
     _ends: tuple[int, ...] = field(
         init=False, repr=False, compare=False
     )  # rank after the last one of each host
@@ -250,23 +252,24 @@ class Cluster:
         """Return the host on which `rank` runs."""
         return self.hosts[self.host_number(rank)]
 
-    def ranks_on(self, host: Host) -> range:
+    def ranks_on(self, host: Host) -> Sequence[int]:
         """Return the ranks that run on `host`, which is one of `hosts`."""
         end = self._ends[self.hosts.index(host)]
-        return range(end - host.num_devices, end)
+        devices = range(end - host.num_devices, end)
+        return tuple(map(self.order.index, devices)) if self.order else devices
 
     def device_of(self, rank: int) -> DeviceKind:
         """Return the kind of the device of `rank`."""
         number = self.host_number(rank)
         host = self.hosts[number]
-        name = host.kinds[rank - self._ends[number]] if host.kinds else host.device
+        name = host.kinds[self._device(rank) - self._ends[number]] if host.kinds else host.device
         return next(kind for kind in self.devices if kind.name == name)
 
     def memory_of(self, rank: int) -> int:
         """Return the bytes that `rank` may hold: its own limit, or the memory of its device."""
         host = self.host_of(rank)
         if host.memory_bytes:
-            return host.memory_bytes[rank - self.ranks_on(host).start]
+            return host.memory_bytes[self.ranks_on(host).index(rank)]
         return self.device_of(rank).memory_bytes
 
     @property
@@ -394,7 +397,7 @@ class Cluster:
             kinds = tuple(replace(kind, memory_bytes=size) for kind, size in pairs)
             return replace(self, devices=kinds)
         rows = ((host, self.ranks_on(host)) for host in self.hosts)
-        hosts = (replace(h, memory_bytes=tuple(least[on.start : on.stop])) for h, on in rows)
+        hosts = (replace(h, memory_bytes=tuple(least[rank] for rank in on)) for h, on in rows)
         return replace(self, hosts=tuple(hosts))
 
     def lanes(self, a: int, b: int) -> tuple[int, ...]:
@@ -418,7 +421,11 @@ class Cluster:
             raise ClusterError(
                 f"rank {rank} is not in a cluster of {self.num_ranks} ranks", hint=hint
             )
-        return bisect_right(self._ends, rank)
+        return bisect_right(self._ends, self._device(rank))
+
+    def _device(self, rank: int) -> int:
+        """Return the place of a rank's device among all of them, host by host."""
+        return self.order[rank] if self.order else rank
 
     def __str__(self) -> str:
         """Return one line for the whole, and one for each device kind, host and link."""
@@ -430,8 +437,10 @@ class Cluster:
         price = f", {usd:.2f} usd/hour" if usd else ""
         lines = [f"{self.num_ranks} ranks on {len(self.hosts)} hosts{price}"]
         lines += [f"  device   {_describe(kind)}" for kind in self.devices]
-        for host, end in zip(self.hosts, self._ends, strict=True):
-            ranks = f"ranks {end - host.num_devices}-{end - 1}"
+        for host in self.hosts:
+            own = self.ranks_on(host)
+            apart = "-" if isinstance(own, range) else ", "
+            ranks = f"ranks {apart.join(map(str, own if apart == ', ' else (own[0], own[-1])))}"
             kinds = ", ".join(host.kinds or (host.device,))
             lines.append(f"  host     {host.name}: {ranks} on {kinds}, {host.region}")
         lines += [f"  {name:8} {link}" for name, link in self._links() if link is not None]
@@ -468,7 +477,7 @@ class Cluster:
                 if name in document
             }
             pairs = tuple(toml.record(HostPair, *each) for each in toml.tables(document, "pair"))
-            return cls(devices, hosts, **links, pairs=pairs)
+            return cls(devices, hosts, *map(links.get, LEVELS), pairs=pairs)
         except ClusterError as problem:
             raise ClusterError(f"cluster {path}: {problem}", hint=problem.hint) from problem
 

@@ -8,6 +8,7 @@ Source:   SPP, arXiv:2204.10562 (recursive min-cut).
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeAlias
@@ -27,15 +28,26 @@ _FEW = 4  # groups of hosts, of which every order is tried: 24
 def placed(cluster: Cluster, hosts: Sequence[str]) -> Cluster:
     """Return `cluster` with the hosts of these names first, in this order, then the others.
 
-    Raises:   ClusterError: an unknown host, or one named twice.
+    Where one is named several times they are the hosts of the first ranks, one by one.
+    Raises:   ClusterError: an unknown host, or one named more often than it has devices.
     """
+    if not hosts:
+        return cluster
     by_name = {host.name: host for host in cluster.hosts}
+    count = Counter(hosts)
     for name in hosts:
-        if name not in by_name or list(hosts).count(name) > 1:
-            hint = f"name each once; the cluster has {', '.join(by_name)}"
+        if name not in by_name or count[name] > max(1, by_name[name].num_devices):
+            hint = f"name each once, or once for each rank; the cluster has {', '.join(by_name)}"
             raise ClusterError(f'hosts are {", ".join(hosts)}: "{name}"', hint=hint)
-    first = tuple(by_name[name] for name in hosts)
-    return replace(cluster, hosts=first + tuple(h for h in cluster.hosts if h.name not in hosts))
+    first = tuple(by_name[name] for name in count)
+    rest = tuple(h for h in cluster.hosts if h.name not in count)
+    found = replace(cluster, hosts=first + rest, order=())
+    if len(count) == len(hosts):
+        return found
+    devices = {name: iter(found.ranks_on(by_name[name])) for name in count}
+    order = [next(devices[name]) for name in hosts]
+    left = (rank for rank in range(found.num_ranks) if rank not in {*order})
+    return replace(found, order=(*order, *left))
 
 
 def host_orders(cluster: Cluster) -> tuple[tuple[str, ...], ...]:
@@ -89,7 +101,7 @@ def _orders_of(groups: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
 
 def _by_links(cluster: Cluster) -> list[tuple[str, ...]]:
     """Return the hosts in the order of a recursive min-cut, and so with like hosts together."""
-    hosts, ranks = cluster.hosts, [cluster.ranks_on(host).start for host in cluster.hosts]
+    hosts, ranks = cluster.hosts, [cluster.ranks_on(host)[0] for host in cluster.hosts]
     links = np.zeros((len(hosts), len(hosts)))
     for a, b in itertools.permutations(range(len(hosts)), 2):
         links[a, b] = cluster.link(ranks[a], ranks[b]).bytes_per_s

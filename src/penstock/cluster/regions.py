@@ -95,7 +95,7 @@ def _after(count: int, merges: Sequence[_Merge]) -> Groups:
 
 def capability_of(cluster: Cluster, size_bytes: int = MESSAGE_BYTES) -> Floats:
     """Return the seconds a byte between the hosts of a cluster, by its links; 1.0 without one."""
-    firsts = [cluster.ranks_on(host).start for host in cluster.hosts]
+    firsts = [cluster.ranks_on(host)[0] for host in cluster.hosts]
     found = np.ones((len(firsts), len(firsts)))
     for a, b in permutations(range(len(firsts)), 2):
         with suppress(ClusterError):  # they do not reach each other

@@ -37,7 +37,7 @@ def relinked(cluster: Cluster, compared: "Sequence[Compared]") -> Relinked:
     moved: list[tuple[str, str, float]] = []
     for each in compared:
         a, b = (cluster.hosts[host] for host in each.hosts)
-        link = cluster.link(cluster.ranks_on(a).start, cluster.ranks_on(b).start)
+        link = cluster.link(cluster.ranks_on(a)[0], cluster.ranks_on(b)[0])
         times = [now / before for now, before in _payloads(link, each)]
         if max(times) < _MOVED and min(times) > 1 / _MOVED:
             continue

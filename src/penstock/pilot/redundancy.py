@@ -3,10 +3,12 @@
 replicas   hold the same: nothing has to be done
 a guard    another rank has a copy of what a rank holds alone (members/guard.py), or what the ranks
            of one host do, where that costs a step little
+turns      ranks are dealt to hosts by turns, where all replicas of a stage were on one host
 nothing    the run goes back to its last checkpoint
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 _LOGS = 1, 2, 4, 8, 16  # steps of which gradients may be kept
 _WORTH = 0.002  # of a step: what more memory has to gain
 _HOST_WORTH = 0.05  # of a step: what the state of a whole host may cost to be on another one, too
+
+_BACK = "the run goes back to its last checkpoint"
 
 _plain: "WeakKeyDictionary[nn.Module, bool]" = WeakKeyDictionary()
 
@@ -65,8 +69,10 @@ def safe(plan: Plan, way: Joining, cluster: Cluster) -> Plan:
     hosts = placed(cluster, plan.place.hosts)
     assert bare.predicted is not None, "it was simulated"
     price = ""
-    if (shared := _of_one_host(program, hosts)) and not (plan.far or plan.terms.split):
-        made = _with_hosts(bare, program, way, cluster, shared)
+    if shared := _of_one_host(program, hosts):
+        is_copied = not (plan.far or plan.terms.split)
+        kept = _with_hosts(bare, program, way, cluster, shared) if is_copied else ""
+        made = _by_turns(bare, way, cluster, kept)
         if isinstance(made, Plan):
             return made
         price = made
@@ -130,6 +136,37 @@ def _with_hosts(
     return _told(made, f"guard: {best.guard}", f"{survived}; {best}")
 
 
+def _by_turns(bare: Plan, way: Joining, cluster: Cluster, kept: Plan | str) -> Plan | str:
+    """Return the plan with its ranks dealt to hosts by turns, where that keeps a copy of all on
+    another host for less than `kept` does, a plan or what that would cost, and for little.
+
+    Ignores:  unlike devices: a stage is made for that of its rank.
+    """
+    hosts, count = placed(cluster, bare.place.hosts), bare.total_ranks
+    names = [hosts.host_of(rank).name for rank in range(count)]
+    kinds = {hosts.device_of(rank).name for rank in range(count)}
+    rows = [[name] * names.count(name) for name in dict.fromkeys(names)]
+    dealt = tuple(name for turn in zip_longest(*rows) for name in turn if name is not None)
+    if len({*bare.place.hosts}) < len(bare.place.hosts) or len(kinds) > 1:
+        return kept
+    made = safe(bare.changed(hosts=dealt), way, cluster)
+    program = lower_plan(made, way.captured.graph)
+    if costly_hosts(program, dealt, made.agreement.guard):
+        return kept
+    assert made.predicted is not None, "it was simulated"
+    assert bare.predicted is not None, "it was simulated"
+    more_s = made.predicted.step_s - bare.predicted.step_s
+    words = f"{format_seconds(abs(more_s))} a step {'more' if more_s > 0 else 'less'}"
+    if isinstance(kept, Plan):
+        assert kept.predicted is not None, "it was simulated"
+        if made.predicted.step_s >= kept.predicted.step_s:
+            return kept
+    elif more_s > _HOST_WORTH * bare.predicted.step_s:
+        return f"{kept}; ranks dealt to hosts by turns would take {words}"
+    why = f"dealt by turns, so that any host may be lost: {words}"
+    return decided(made, [Decision("hosts", ", ".join(dealt), "search", why)])
+
+
 def _told(plan: Plan, value: str, why: str) -> Plan:
     return decided(plan, [Decision("redundancy", value, "search", f"survives the loss of {why}")])
 
@@ -186,7 +223,15 @@ def _apart(program: Program, cluster: Cluster, guard: Guarding | None) -> str:
         return "and of any host"
     rest = ", ".join(name for name in hosts if name not in lost)
     some = f"and of host {', '.join(lost)}" if lost else "but of no host"
-    return f"{some}; with {rest} the run goes back to its last checkpoint"
+    return f"{some}; with {rest} {_BACK}"
+
+
+def at_risk(plan: Plan) -> str:
+    """Return what is said before a run begins by a plan that does not survive any loss, else ""."""
+    found = next((each for each in plan.decisions if each.what == "redundancy"), None)
+    if found is None or (found.value != "checkpoint" and _BACK not in found.why):
+        return ""
+    return f"the plan {found.why}"
 
 
 def costly_hosts(program: Program, names: Sequence[str], guard: Guarding | None) -> list[str]:

@@ -20,7 +20,7 @@ class Placement:
     parts:              by rank, how much of its divided stages it keeps beside the ranks of other
                         replicas with which it divides them, in least terms; empty: all as much.
     hosts:              names of the cluster's hosts on which ranks are numbered, in that order;
-                        empty: as they stand in the cluster.
+                        or of the host of each rank; empty: as they stand in the cluster.
     tensor:             ranks that divide the ops of each stage among them (docs/tensor.md).
     """
 
@@ -40,8 +40,9 @@ class Placement:
         if total > _MOST_RANKS:
             message = f"{total} ranks"
             raise PlanError(f"{message}; there cannot be more than {_MOST_RANKS}")
-        if len(set(self.hosts)) < len(self.hosts):
-            raise PlanError(f"hosts are {', '.join(self.hosts)}; each may appear once")
+        if len(set(self.hosts)) < len(self.hosts) != total:
+            message = f"hosts are {', '.join(self.hosts)}, of {total} ranks"
+            raise PlanError(message, hint="name each once, or the host of each rank")
         _check_shares(self)
         _check_parts(self)
 

@@ -28,6 +28,7 @@ from penstock.members.mesh import anybody_at
 from penstock.members.words import View
 from penstock.pilot.by_ranks import cursors_in, plans_by_ranks
 from penstock.pilot.losses import PlanBasis, committing, plans_ahead
+from penstock.pilot.redundancy import at_risk
 from penstock.plan.plan import Plan
 from penstock.processes.child import can_fork
 from penstock.profile.kinds import load_profiles
@@ -100,6 +101,8 @@ def planned(folder: Path, ways: PlanBasis, choice: Choice, listener: Listener) -
     with listener.busy("planning for the loss of ranks"):
         plan = committing(choice.plan, ways)
         plans = {**plans_ahead(ways, most, SEARCH_S), most: plan}
+    if words := at_risk(plan):
+        listener.say(words)
     save_predicted(folder, choice._replace(plan=plan))
     return plans
 

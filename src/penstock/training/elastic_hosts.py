@@ -45,6 +45,7 @@ from penstock.training.run_folder import clear_after, follow_policy, words_to_re
 
 if TYPE_CHECKING:
     from penstock.checkpoints.control import Board
+    from penstock.plan.plan import Plan
     from penstock.training.rendezvous import Rendezvous
     from penstock.training.results import Trained
     from penstock.training.session import Session
@@ -56,12 +57,12 @@ def train_on_hosts(
     session: "Session",
     rendezvous: "Rendezvous",
     choice: Choice,
-    members: tuple[int, ...],
+    members: "Callable[[Plan], tuple[int, ...]]",
     begin: Begin,
 ) -> "Trained | None":
     """Let a member live in place of this rank of a torchrun job; return what rank 0 returns.
 
-    members:  by rank of the plan, the ranks of the job.
+    members:  gives, by rank of a plan, the ranks of the job.
     Raises:   PlanError: the plan is asynchronous; this host does not see the folder of the run.
               RunError: the job fails, or nobody is left.
     """
@@ -76,7 +77,8 @@ def train_on_hosts(
             rendezvous.go()
             return where
 
-        start = start_of(run, members, board, meet)._replace(notice=notice)
+        own = members(run.plans[choice.plan.total_ranks])
+        start = start_of(run, own, board, meet)._replace(notice=notice)
         pools = {rendezvous.rank: pool_here()}
         here, leads = Here((rendezvous.rank,), rendezvous.address, pools), rendezvous.rank == 0
         audits = audited_by_plan(session, choice, board, begin[0]) if leads else nullcontext()

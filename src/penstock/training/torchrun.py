@@ -204,9 +204,8 @@ def _train(session: "Session", rendezvous: "Rendezvous") -> "Trained | None":
     cluster = session.there.cluster or _found(rendezvous, session.listener)
     about = session, rendezvous, captured, begin, cluster
     choice, launch = _settled(_Outset(*about, itertools.count()))
-    plan = choice.plan
     if session.elastic:
-        members = _members(cluster, plan, world)
+        members = partial(_members, cluster, world)
         return train_on_hosts(session, rendezvous, choice, members, begin)
     board = StoreBoard(under(rendezvous.store, "board"))
     steps, count = range(begin.step, session.num_steps), session.job.micro_batches
@@ -224,7 +223,7 @@ def _replicas(session: "Session | None", rendezvous: "Rendezvous") -> int:
     return replicas_of(session.job, rendezvous.num_ranks, found.laws)
 
 
-def _members(cluster: Cluster | None, plan: Plan, world: int) -> tuple[int, ...]:
+def _members(cluster: Cluster | None, world: int, plan: Plan) -> tuple[int, ...]:
     """Return, by rank of the plan, the ranks of the job: the members of an elastic run."""
     ranks = {_plan_rank(cluster, plan, rank): rank for rank in range(world)}
     return tuple(ranks[position] for position in range(world))

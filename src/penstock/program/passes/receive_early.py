@@ -39,7 +39,7 @@ def early_on(cluster: Cluster, num_ranks: int) -> int:
     Ignores:  that GPUs need not (NCCL matches by order), so that room for up to EARLY messages too
               many is taken.
     """
-    return 0 if cluster.host_number(0) == cluster.host_number(num_ranks - 1) else EARLY
+    return 0 if len({*map(cluster.host_number, range(num_ranks))}) == 1 else EARLY
 
 
 def receive_early(program: Program, *, distance: int = 1) -> Program:
