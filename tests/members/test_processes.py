@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from penstock.checkpoints import checkpoint
-from penstock.errors import RunError
+from penstock.errors import JobError, RunError
 from penstock.members import launch_members
 from penstock.members.launch_members import Scribe, Start, run_members
 from penstock.members.member import RunMember
@@ -127,7 +127,10 @@ def test_a_rank_that_is_short_of_memory_leaves_and_the_others_go_on(
     def short(member: RunMember, told: Told, rank: Rank) -> None:
         counts(member, told, rank)
         if member.mesh.own == 1 and told.step == 1:
-            raise MemoryError("no more")
+            try:
+                raise MemoryError("no more")
+            except MemoryError as problem:  # as a step of the job's own optimizer is told
+                raise JobError("a step of the job's optimizer fails") from problem
 
     monkeypatch.setattr(RunMember, "counts", short)
     assert run_members(start_of(ways, plans, tmp_path), lambda step: None, counting(tmp_path))

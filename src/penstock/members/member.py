@@ -35,7 +35,7 @@ from penstock.members.failing import failed_by, may_be_saved
 from penstock.members.guard import Guardian
 from penstock.members.mesh import SILENT_S, Mesh
 from penstock.members.moving import held_row, move, moves_to
-from penstock.members.own_fault import is_own_fault
+from penstock.members.own_fault import own_fault_in
 from penstock.members.standing import StepWatch
 from penstock.members.steps import GenerationSteps, Over
 from penstock.members.views import Left, fates_of, go_on, left_of
@@ -323,8 +323,10 @@ class RunMember:
         is_in_steps = self._begun == view.generation and view.fails is None
         vote = self._vote if is_in_steps else None
         folder = self.pilot.task(view).policy.folder
-        is_own = is_own_fault(problem) and len(self.mesh.members) > 1
-        if is_own or not may_be_saved(problem, vote, self._state.done, folder):
+        own = own_fault_in(problem) if len(self.mesh.members) > 1 else None
+        if own is not None:
+            raise own  # the others go on, also where it came as the job's error
+        if not may_be_saved(problem, vote, self._state.done, folder):
             if isinstance(problem, PenstockError):
                 self.mesh.tell(failed_by(problem))
             raise problem

@@ -13,6 +13,14 @@ _SHORT = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EIO)
 _WORDS = ("DataLoader worker (pid", "can't allocate memory", "not enough memory")
 
 
+def own_fault_in(problem: BaseException) -> BaseException | None:
+    """Return what an error says of this process alone, if it, or what it came from, does."""
+    found: BaseException | None = problem
+    while found is not None and not is_own_fault(found):
+        found = found.__cause__
+    return found
+
+
 def is_own_fault(problem: BaseException) -> bool:
     """Return whether an error is that of this process alone."""
     if isinstance(problem, MemoryError | torch.OutOfMemoryError):
