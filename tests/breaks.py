@@ -1138,7 +1138,7 @@ BREAKS = (
     Break(
         "an error of the job's own is told at once",
         "members/member.py",
-        "if is_own or not may_be_saved(problem, vote, self._state.done, folder):",
+        "if not may_be_saved(problem, vote, self._state.done, folder):",
         "if True:",
         ("tests/members/test_failing.py",),
         "the steps since the last checkpoint are lost",
