@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, cast
 import typer
 from rich.table import Table
 
-from penstock.batches.one_key import job_of_key, keys_of
 from penstock.choose import flag_text, prepare
 from penstock.cli import face
 from penstock.cli.flags import CHECK
@@ -124,6 +123,8 @@ def _of_each_kind(
     check:    compares those of one: of the author's job, the loaded one, and a plan.
     Raises:   PlanError: a plan is given, which is for one of several.
     """
+    from penstock.batches.one_key import job_of_key, keys_of
+
     keys, kinds = [*keys_of(job)], kinds_of(job.data)
     if len(keys) < 2:
         return check(author, job, given)

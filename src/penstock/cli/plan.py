@@ -18,7 +18,6 @@ from penstock.choose.choose import (
     found_in_units,
 )
 from penstock.choose.degrees import degree_asked
-from penstock.choose.keys import cut_alike, traced_keys, with_keys
 from penstock.choose.settle import CheckOptions
 from penstock.cli import face
 from penstock.cli.flags import PLAN
@@ -79,6 +78,7 @@ def _planned(
     job: str, options: Options, fixed: Fixed, aim: SearchAim
 ) -> tuple[Plan, Searched, saved.Basis]:
     """Return the plan, all that was found, and what the plan rests on."""
+    from penstock.choose.keys import cut_alike, traced_keys, with_keys
     from penstock.choose.other_machines import Looking, planning
 
     room, units = flag_text.memory_asked(options.get("memory")), options.get("units")

@@ -193,5 +193,5 @@ def _asked(job: Job, *, check: bool) -> Examined:
     return replace(found, laws=laws, no_plan=no_plan, mend=mend, begins=data.begins)
 
 
-_ONE_SHAPE = "let `data` yield micro-batches of one shape (pad them)"
+_ONE_SHAPE = "let `data` yield micro-batches of one shape (pad them), or of a few (ps.bucketed)"
 _ITS_OWN = "create what it remembers, and what it draws from, where the optimizer is made"
