@@ -45,7 +45,7 @@ class Samples(Dataset):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         if index >= self.stuck_at:
-            print("stuck", flush=True)
+            os.write(1, b"stuck\n")  # whole: others write too
             while True:
                 signal.pause()
         return torch.randn(4, generator=torch.Generator().manual_seed(index))
