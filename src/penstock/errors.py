@@ -49,6 +49,10 @@ class UnlikeShapesError(PlanError):
     """Steps of several shapes cannot have one division of the model."""
 
 
+class UnlikeCutsError(UnlikeShapesError):
+    """Steps of several shapes, or turns, cannot be cut into the same stages; as one they can."""
+
+
 class ProgramError(PenstockError):
     """Instructions that would hang, mix up messages or overwrite what is still in use."""
 

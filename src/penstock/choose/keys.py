@@ -14,7 +14,7 @@ from penstock.batches.one_key import job_of_key, keys_of
 from penstock.choose.choose import Choice, Machines, PlannedKey, decided, predicted
 from penstock.choose.prepare import traced
 from penstock.cluster.cluster import Cluster
-from penstock.errors import UnlikeShapesError
+from penstock.errors import UnlikeCutsError, UnlikeShapesError
 from penstock.job import Job
 from penstock.keyed import keyed, kinds_of
 from penstock.listener import Listener
@@ -128,11 +128,12 @@ def _with_mean(kinds: str, rows: Sequence[PlannedKey], traced_s: float) -> Plan:
 def cut_alike(find: Callable[[Fixed], Found], fixed: Fixed, listener: Listener) -> Found:
     """Return what `find` finds within what is fixed; of one stage where steps cannot be cut alike.
 
-    Raises:   UnlikeShapesError: they cannot, and stages or their order are fixed.
+    Raises:   UnlikeCutsError: they cannot, and stages or their order are fixed.
+              UnlikeShapesError: it has a decision that does not suit several kinds of steps.
     """
     try:
         return find(fixed)
-    except UnlikeShapesError as problem:
+    except UnlikeCutsError as problem:
         if fixed.stages is not None or fixed.schedule is not None:
             raise
         listener.say(f"{problem.message}: planning it as one stage")

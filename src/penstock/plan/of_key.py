@@ -6,7 +6,7 @@ points and ops to repeat are the same nodes.  Where they are not, cuts are found
 
 from dataclasses import replace
 
-from penstock.errors import UnlikeShapesError
+from penstock.errors import UnlikeCutsError
 from penstock.graph.cut_points import points_at
 from penstock.graph.graph import Graph, Node, with_cut_points
 from penstock.plan.plan import Plan
@@ -19,7 +19,7 @@ def for_key(plan: Plan, first: Graph, graph: Graph) -> tuple[Plan, Graph]:
     """Return the plan and the graph of a step of another shape.
 
     first:    the graph that `plan` is for.
-    Raises:   UnlikeShapesError: the graph has no such places to cut, or no such ops to repeat.
+    Raises:   UnlikeCutsError: the graph has no such places to cut, or no such ops to repeat.
     """
     if is_alike(first, graph):
         graph = with_cut_points(graph, points_at(graph, first.cut_points))
@@ -31,10 +31,10 @@ def for_key(plan: Plan, first: Graph, graph: Graph) -> tuple[Plan, Graph]:
             message = (
                 "a stage repeats some ops, and the step of another shape or turn has other ops"
             )
-            raise UnlikeShapesError(message, hint=_HINT)
+            raise UnlikeCutsError(message, hint=_HINT)
         if stage.cut is not None and stage.name not in places:
             message = f"the step of another shape or turn cannot be cut at {stage.name!r}"
-            raise UnlikeShapesError(message, hint=_HINT)
+            raise UnlikeCutsError(message, hint=_HINT)
         stages.append(stage if stage.cut is None else replace(stage, cut=places[stage.name]))
     made = replace(plan, graph=graph.digest, stages=tuple(stages), predicted=None)
     return made, graph

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from penstock.errors import UnlikeShapesError
+from penstock.errors import UnlikeCutsError
 from penstock.graph.code import Function
 from penstock.graph.stages import Stages
 from penstock.graph.trace import Capture
@@ -42,13 +42,13 @@ class KeyStep:
 def check_alike(first: tuple[Capture, Stages], other: tuple[Capture, Stages]) -> None:
     """Raise unless the stages of another key hold what those of the first do.
 
-    Raises:   UnlikeShapesError: state would have to move between their steps.
+    Raises:   UnlikeCutsError: state would have to move between their steps.
     """
     for row, its in zip(_held(*first), _held(*other), strict=True):
         if names := sorted(row ^ its):
             message = "a step of another shape or turn has other weights in a stage"
             hint = "plan it as one stage: stages=1"
-            raise UnlikeShapesError(f"{message}: {', '.join(names[:3])}", hint=hint)
+            raise UnlikeCutsError(f"{message}: {', '.join(names[:3])}", hint=hint)
 
 
 def _held(capture: Capture, stages: Stages) -> list[frozenset[str]]:

@@ -104,6 +104,8 @@ def chosen(session: "Session", choose: "Callable[[Fixed, Capture], Choice]") -> 
     Raises:   as `with_shapes`, and as `choose`.
     """
     find = partial(_chosen_within, session, choose)
+    if session.asked.given_plan is not None:
+        return find(session.fixed)
     return cut_alike(find, session.fixed, session.listener)
 
 
