@@ -143,6 +143,22 @@ BREAKS = (
         "gradients of the turn before are looked at for overflow, and a step is left out",
     ),
     Break(
+        "a weight that stages share, of another turn",
+        "runtime/end_of_step.py",
+        "if targets and (node not in rank.made(stage) or",
+        "if targets and (node not in rank.weights_of(stage).with_gradient or",
+        ("tests/runtime/test_turns.py",),
+        "the gradient of a weight that stages share is that of the first turn's stages, so none",
+    ),
+    Break(
+        "a weight that stages share, and none trains",
+        "runtime/rank.py",
+        "intersection(set[int]().union(*every))",
+        "copy()",
+        ("tests/runtime/test_turns.py",),
+        "weights that a step does not train are updated with zeros: they decay",
+    ),
+    Break(
         "constants of a turn",
         "in_turn.py",
         "{name: p.detach() for name, p in still.items()}",

@@ -278,3 +278,43 @@ def test_a_turn_that_trains_nothing_is_refused_with_the_names_that_there_are():
     with pytest.raises(JobError, match="no parameter") as told:
         job.loss(build_model(job), next(islice(job.data(0), 4, None)))
     assert "maker.0.weight" in told.value.hint
+
+
+class Shared(nn.Module):
+    """Reads one weight at its beginning and at its end, and another in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ends = nn.Embedding(8, 16)
+        self.middle = nn.Sequential(
+            *(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(4))
+        )
+
+    def forward(self, x):
+        return self.middle(self.ends(x)) @ self.ends.weight.T
+
+
+@pytest.mark.parametrize("way", ["stages", "stages and replicas"])
+def test_a_weight_that_two_stages_share_is_trained_in_its_own_turn(way, tmp_path):
+    def loss(model, batch):
+        return model((batch["noise"][:, 0] > 0).long()).square().mean()
+
+    both = {
+        "middle": ps.Turn(loss, "middle.*", steps=2),
+        "ends": ps.Turn(loss, "ends.*"),
+    }
+    adamw = lambda weights: torch.optim.AdamW(weights, lr=0.01)  # noqa: E731
+    job = ps.Job(Shared, ps.in_turn(both), data, adamw, micro_batches=4)
+    _, state = ran(task_of(job, WAYS[way], tmp_path, range(6)))
+    model = build_model(job)
+    optimizer = adamw(model.parameters())
+    for step in range(6):
+        optimizer.zero_grad()
+        for k in range(4):
+            (loss(model, batch_of(4 * step + k)) / 4).backward()
+        for value in (model.middle if step % 3 == 2 else model.ends).parameters():
+            value.grad = None
+        optimizer.step()
+    for name, value in model.named_parameters():
+        torch.testing.assert_close(state[f"weights/{name}"], value, rtol=1e-5, atol=1e-6)
+        assert float(state[f"optimizer/{name}/step"]) == (2 if "ends" in name else 4)

@@ -86,7 +86,7 @@ def _tied(rank: "Rank", wanted: Sum, own: LocalStages) -> SumCalls:
     silent = [
         weights.gradients[node]
         for stage, weights in here
-        if targets and (node not in weights.with_gradient or (stage, wanted.step) not in own.added)
+        if targets and (node not in rank.made(stage) or (stage, wanted.step) not in own.added)
     ]
 
     def make() -> None:

@@ -341,8 +341,9 @@ class Rank:
         return self.weights[stage]
 
     def reached(self, stage: int) -> AbstractSet[int]:
-        """Return the parameters of a stage that get a gradient in this step."""
-        return self.made(stage) | {node for node, held in self.stages.tied if stage in held}
+        """Return the parameters of a stage of which it or another makes a gradient in this step."""
+        every = (self.made(number) for number in range(len(self.stages.stages)))
+        return set(self.stages.stages[stage].parameters).intersection(set[int]().union(*every))
 
     def made(self, stage: int) -> AbstractSet[int]:
         """Return the parameters of which a stage makes a gradient in this step itself."""
