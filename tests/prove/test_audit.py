@@ -516,6 +516,26 @@ def test_the_audited_checkpoint_outlives_those_that_go(tmp_path):
     assert [path.name for path in checkpoint.complete(tmp_path)] == ["step-000010", "step-000020"]
 
 
+def test_steps_that_nobody_has_looked_at_count_as_paid_for():
+    desk = AuditDesk()
+    desk.began(os.getpid(), 0.0)
+    desk.may(True)
+    assert desk.is_open
+    assert desk.affords()
+    assert desk.is_open  # whoever asks once it was kept
+    assert not desk.affords()
+    desk.may(True)  # who audits has not seen it yet
+    assert not desk.affords()
+    desk.may(2)  # there is time for that one, and one more
+    assert desk.affords()
+    desk.may(2)
+    assert not desk.affords()
+    desk.found()
+    desk.may(2)
+    assert desk.affords()
+    desk.close()
+
+
 def test_who_audits_is_seen_to_be_there():
     with closing(AuditDesk()) as desk:
         desk.may(True)

@@ -250,7 +250,8 @@ class Bench:
             place = self.next(is_over=is_over)
             if place is not None:
                 self.asks.heard()
-                self.desk.may(self.pace.affords(2))
+                self.desk.found()
+                self.desk.may(self.pace.affords() - 1)
                 self.audit(place)
                 wrong = bool(self.rows) and bool(self.rows[-1].problem)
                 if wrong and terms.otherwise != "warn":
@@ -266,9 +267,9 @@ class Bench:
                 )  # as was said by who leads the run
                 if not waits:
                     self.asks.ask(board, self.pace)
-                    self.desk.may(self.pace.affords(1 + self.asks.is_open))
+                    self.desk.may(self.pace.affords() - self.asks.is_open)
                 self.desk.wait(self._soon_s(first=waits))
-        self.desk.may(False)
+        self.desk.may(0)
         self.pace.used(self.own_s)
         own = self.pace.spent_s, self.pace.of_s
         return Audited(tuple(self.rows), *own, self.failed or self.missed, but=self.but)

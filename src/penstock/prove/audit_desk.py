@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 from typing import Protocol, final
 
-_PID, _MAY, _OVER, _FORK_NS, _ASKED, _STOP = range(6)
+_PID, _MAY, _OVER, _FORK_NS, _ASKED, _STOP, _TAKEN = range(7)
 
 
 class AskedBoard(Protocol):
@@ -44,9 +44,15 @@ class AuditDesk:
         self._hand: threading.Thread | None = None
         self._is_closing = False
 
-    def may(self, may: bool) -> None:
-        """Say whether ranks may keep a step that nobody has asked for."""
-        self._words[_MAY] = may
+    def may(self, count: int) -> None:
+        """Say how many steps ranks may keep that nobody has asked for, with those that they have
+        kept and nobody has found.
+        """
+        self._words[_MAY] = max(0, count - self._words[_TAKEN])
+
+    def found(self) -> None:
+        """Note that a step was found that ranks have kept."""
+        self._words[_TAKEN] = max(0, self._words[_TAKEN] - 1)
 
     def began(self, pid: int, fork_s: float) -> None:
         """Note which process audits, and what starting it took."""
@@ -63,13 +69,20 @@ class AuditDesk:
         return self._words[_FORK_NS] / 1e9
 
     def affords(self) -> bool:
-        """Return whether ranks may keep a step, and somebody is there to audit it."""
-        return bool(self._words[_MAY]) and _is_alive(self._words[_PID])
+        """Return whether ranks may keep a step, and somebody is there to audit it.
+
+        Whoever is told so keeps one, which counts.
+        """
+        if not self._words[_MAY] or not _is_alive(self._words[_PID]):
+            return False
+        self._words[_MAY] -= 1
+        self._words[_TAKEN] += 1
+        return True
 
     @property
     def is_open(self) -> bool:
-        """Return whether ranks may keep a step that nobody has asked for."""
-        return bool(self._words[_MAY])
+        """Return whether ranks may keep a step that nobody has asked for, or have kept it."""
+        return bool(self._words[_MAY] or self._words[_TAKEN])
 
     def end(self) -> None:
         """Say that no rank is at work any more, and wake who waits."""

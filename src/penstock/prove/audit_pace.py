@@ -17,6 +17,7 @@ _EAGER = 2.0  # times what ranks compute in a step, by eager autograd with nothi
 _KEEP_BYTES_PER_S = 5e8  # of one core that copies, a guess until it is measured
 _LOOK_S = 0.25  # between two looks at what the run has used
 _MOST = 0.9  # of what ranks tell is what a host sees that sees them all
+_MOST_KEPT = 1 << 20  # steps at a time: as many as anybody pays for
 _MAY_ERR = 4  # a run may take so many times what was predicted
 
 
@@ -47,15 +48,20 @@ class AuditBasis(NamedTuple):
         step_s = _EAGER * self.ranks * self.step_s
         return self.begin_s + self.window * step_s + self.bytes / _KEEP_BYTES_PER_S
 
-    def affords(self, share: float, times: float = 1.0) -> bool:
-        """Return whether one audit is within its share of the whole run, if that takes so many
-        times what is expected; where nobody knows, it is."""
+    def affords(self, share: float, times: float = 1.0) -> int:
+        """Return how many audits are within their share of the whole run, if that takes so many
+        times what is expected; where nobody knows, one."""
         expected_s = self.before_s + times * self.steps * self.step_s * self.ranks
-        return not self.step_s or self.spent_s + self.cost_s <= share * expected_s
+        return _count(share * expected_s - self.spent_s, self.cost_s) if self.step_s else 1
 
     def is_short(self, share: float) -> bool:
         """Return whether the run is too short for one audit, even if it takes far longer."""
         return not self.affords(share, _MAY_ERR)
+
+
+def _count(left_s: float, cost_s: float) -> int:
+    """Return how many audits so many seconds pay for."""
+    return max(0, min(_MOST_KEPT, int(left_s / max(cost_s, 1e-9))))
 
 
 def used_s() -> float:
@@ -138,9 +144,9 @@ class Pace:
             rate = min(rate, self.ranks_s / max(1e-3, self.told_s - self.begun_s))
         return self.basis.before_s + self.ranks_s + rate * (now - self.told_s)
 
-    def affords(self, count: int = 1) -> bool:
-        """Return whether so many audits are within the share by now."""
-        return self.share * self.of_s - self.spent_s >= count * self._cost_s
+    def affords(self) -> int:
+        """Return how many audits are within the share by now."""
+        return _count(self.share * self.of_s - self.spent_s, self._cost_s)
 
     @property
     def _cost_s(self) -> float:
@@ -148,7 +154,7 @@ class Pace:
 
     def is_due(self) -> bool:
         """Return whether one more is due; one is left for the last step."""
-        return time.monotonic() >= self.next_s and self.affords(2)
+        return time.monotonic() >= self.next_s and self.affords() >= 2
 
     def soon_s(self) -> float:
         """Return for how long none is due, as far as can be seen."""
