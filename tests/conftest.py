@@ -40,10 +40,10 @@ def _nothing_read_yet() -> None:
 def _set_apart() -> None:
     """Let the collector of garbage, here and in forks, leave out what stays: all that is loaded."""
     alive = sys.modules.get("penstock.examine.alive")
+    gc.collect()
     if alive is not None:
         alive.set_apart()
     else:
-        gc.collect()
         gc.freeze()
 
 

@@ -1,6 +1,7 @@
 """A plan is compiled where a run is long enough for it, and its ranks then were faster."""
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from penstock.choose.compiling import compiled
 from penstock.cluster import Cluster
 from penstock.errors import PlanError
 from penstock.graph import fused_runs as graph_fuse
+from penstock.graph.trace import Capture
 from penstock.plan import plan_by_hand
 from penstock.plan.lower_plan import stages_of
 from penstock.profile import Profile, fused, kept_profiles
@@ -27,14 +29,23 @@ from tests.search.chains import profile_of
 
 FLOAT = torch.float32
 THERE = Machines(Cluster.here(1))
-MADE = captured("tied", FLOAT)
-PROFILE = replace(profile_of(MADE.graph, ()), op_s=(1e-3,) * len(MADE.graph.nodes), how="measured")
+
+
+@cache
+def made() -> Capture:
+    return captured("tied", FLOAT)
+
+
+@cache
+def seconds() -> Profile:
+    graph = made().graph
+    return replace(profile_of(graph, ()), op_s=(1e-3,) * len(graph.nodes), how="measured")
 
 
 def choice() -> Choice:
-    plan = plan_of(MADE.graph, "gpipe", 1, 1)
-    plan = predicted(plan, MADE.graph, (PROFILE,), THERE.cluster)
-    return Choice(job_of("tied", FLOAT, micro_batches=1), MADE, plan)
+    plan = plan_of(made().graph, "gpipe", 1, 1)
+    plan = predicted(plan, made().graph, (seconds(),), THERE.cluster)
+    return Choice(job_of("tied", FLOAT, micro_batches=1), made(), plan)
 
 
 def decided(monkeypatch, num_steps: int, *, ratio: float = 0.5, took: float = 0.5):
@@ -49,7 +60,7 @@ def decided(monkeypatch, num_steps: int, *, ratio: float = 0.5, took: float = 0.
     monkeypatch.setattr(compiling, "known", known)
     found, profiles = compiled(
         choice(),
-        (PROFILE,),
+        (seconds(),),
         THERE,
         num_steps,
         lambda tried, count: [took if tried.plan.terms.compiled else 1.0] * (count - 1),
@@ -90,11 +101,11 @@ def test_schedule_built_for_seconds_is_built_again_for_those_of_compiled_stages(
     """F of compiled ops takes half as long, I a quarter, W as long as before."""
     ratios, there = {"F": 0.5, "I": 0.25, "W": 1.0}, Machines(Cluster.here(2))
     assert there.cluster is not None
-    profile = replace(PROFILE, kind="cpu")
-    plan = plan_of(MADE.graph, "zb_greedy", 2, 4)
-    plan = Judge(MADE.graph, profile, there.cluster).suited(plan)
-    start = Choice(job_of("tied", FLOAT, micro_batches=4), MADE, plan)
-    start = start._replace(plan=predicted(plan, MADE.graph, (profile,), there.cluster))
+    profile = replace(seconds(), kind="cpu")
+    plan = plan_of(made().graph, "zb_greedy", 2, 4)
+    plan = Judge(made().graph, profile, there.cluster).suited(plan)
+    start = Choice(job_of("tied", FLOAT, micro_batches=4), made(), plan)
+    start = start._replace(plan=predicted(plan, made().graph, (profile,), there.cluster))
 
     def known(job, made, plan, profiles):
         stages = stages_of(plan, made.graph).stages
@@ -131,20 +142,20 @@ def test_what_is_measured_of_a_compiled_plan_is_kept(monkeypatch, tmp_path, comp
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(fused, "_BUDGET_S", 0.0)
     plan, job = choice().plan.changed(compiled=True), job_of("tied", FLOAT, micro_batches=1)
-    (profile,) = fuse.known(job, MADE, plan, (PROFILE,))
-    (stage,) = stages_of(plan, MADE.graph).stages
+    (profile,) = fuse.known(job, made(), plan, (seconds(),))
+    (stage,) = stages_of(plan, made().graph).stages
     assert [r.segment for r in profile.fused] == [stage.forward.digest, stage.backward.digest]
     assert all(row.ratio > 0 and row.peak_bytes > 0 for row in profile.fused)
     (kept,) = (tmp_path / "penstock" / "profiles").iterdir()
     assert stage.forward.digest in kept.read_text()
-    assert fuse.known(job, MADE, plan, (profile,)) == (profile,)
+    assert fuse.known(job, made(), plan, (profile,)) == (profile,)
     path = tmp_path / "penstock" / "profiles" / kept.name
     measured = replace(profile, kind="", fused=())
     measured.save(path)  # what `measured` would have kept, before runs told anything
     resting = replace(profile, op_s=(9.0,) * len(profile.op_s), fused=(), steps=40, runs=1)
     resting = replace(resting, kind="cpu")
     monkeypatch.setattr(kept_profiles, "find", lambda folder, wanted: Profile.load(path))
-    (resting,) = fuse.known(job, MADE, plan, (resting,))
+    (resting,) = fuse.known(job, made(), plan, (resting,))
     assert (resting.op_s[0], len(resting.fused)) == (9.0, 2)
     again = Profile.load(path)
     assert (again.op_s, again.steps, len(again.fused)) == (profile.op_s, 0, 2)

@@ -13,7 +13,7 @@ Ignores:  code or a class that somebody gives a function or an object that was s
 
 import gc
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from types import CodeType, FunctionType
 from typing import Any, final
 
@@ -34,22 +34,31 @@ class _SetApart:
         self.functions: dict[CodeType, list[weakref.ref[FunctionType]]] = {}
         self.kinds: dict[int, tuple[weakref.ref[type], list[weakref.ref[Any]] | None]] = {}
 
-    def note(self, value: Any) -> None:
-        """Note what may be a job's."""
-        kind = type(value)
-        if kind is FunctionType:
-            if is_ours(value.__code__.co_filename):
-                self.functions.setdefault(value.__code__, []).append(weakref.ref(value))
-            return
+    def note(self, values: Sequence[Any]) -> None:
+        """Note of values, all alive, what may be a job's."""
+        skipped: set[int] = set()  # classes of no job, by their `id`: nearly all that there is
+        for value in values:
+            kind = type(value)
+            if id(kind) in skipped:
+                continue
+            if kind is FunctionType:
+                if is_ours(value.__code__.co_filename):
+                    self.functions.setdefault(value.__code__, []).append(weakref.ref(value))
+            elif (known := self._of(kind)) is None:
+                skipped.add(id(kind))
+            else:
+                try:
+                    known.append(weakref.ref(value))
+                except TypeError:  # slots without a place for it
+                    self.kinds[id(kind)] = weakref.ref(kind), None
+
+    def _of(self, kind: type) -> list[weakref.ref[Any]] | None:
+        """Return where objects of a class are noted; None: nowhere."""
         known = self.kinds.get(id(kind))
         if known is None or known[0]() is not kind:
             known = weakref.ref(kind), [] if _is_of_a_job(kind) else None
             self.kinds[id(kind)] = known
-        if known[1] is not None:
-            try:
-                known[1].append(weakref.ref(value))
-            except TypeError:  # slots without a place for it
-                self.kinds[id(kind)] = known[0], None
+        return known[1]
 
     def forget(self) -> None:
         """Let the collector see all again."""
@@ -61,12 +70,13 @@ _APART = _SetApart()  # of this process, which has one collector
 
 
 def set_apart() -> None:
-    """Let searches pass over what is there now, but for what may be a job's."""
-    gc.collect()
+    """Let searches pass over what is there now, but for what may be a job's.
+
+    Garbage in circles that nobody has collected yet stays for ever.
+    """
     if not _is_as_left(gc.get_referrers(_APART)):
         _APART.forget()
-    for value in gc.get_objects():
-        _APART.note(value)
+    _APART.note(gc.get_objects())
     gc.freeze()
     _APART.mark = [_APART]
 

@@ -13,7 +13,6 @@ from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize_scalar, nnls  # pyright: ignore  - scipy has no types
 
 _POWERS: list[float] = np.geomspace(0.05, 4.0, 16).tolist()
 _FEWEST = 8  # points
@@ -32,6 +31,8 @@ def steps_to(points: Sequence[LossPoint], target: float) -> float | None:
 
     None where too few points are known, or the curve does not come down so far.
     """
+    from scipy.optimize import minimize_scalar  # pyright: ignore  - no types; loading it takes a while
+
     if len(points) < _FEWEST:
         return None
     at = np.array([one.steps for one in points])
@@ -57,6 +58,8 @@ def _fitted(
     falls: NDArray[np.float64], losses: NDArray[np.float64], weights: NDArray[np.float64]
 ) -> tuple[float, float]:
     """Return the floor and the scale, neither below 0, that fit best."""
+    from scipy.optimize import nnls  # pyright: ignore  - no types; loading it takes a while
+
     rows = np.stack([np.ones_like(falls), falls], axis=1) * weights[:, None]
     found = cast("NDArray[np.float64]", nnls(rows, losses * weights)[0])
     return float(found[0]), float(found[1])

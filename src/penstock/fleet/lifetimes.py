@@ -8,10 +8,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
-from scipy import optimize  # pyright: ignore[reportMissingTypeStubs]
 
 from penstock.errors import FleetError
 from penstock.fleet.csv_rows import read_cells
@@ -201,8 +200,10 @@ def _bathtub(lives: Lifetimes) -> LifeLaw:
 
 
 def _least(function: Callable[[Floats], float], start: Floats) -> Floats:
-    minimize: Any = optimize.minimize  # pyright: ignore
-    found = minimize(function, start, method="Nelder-Mead", options={"maxiter": 2000})
+    from scipy.optimize import minimize  # pyright: ignore  - no types; loading it takes a while
+
+    least = cast(Any, minimize)
+    found = least(function, start, method="Nelder-Mead", options={"maxiter": 2000})
     return np.asarray(found.x, np.float64)
 
 

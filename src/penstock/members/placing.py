@@ -12,7 +12,6 @@ from itertools import islice, permutations, zip_longest
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment  # pyright: ignore  - scipy has no types
 
 from penstock.members.words import HeldTensor
 from penstock.state.tensor_parts import key_in
@@ -91,6 +90,8 @@ def _ordered(
     home_of: Mapping[int, str],
 ) -> tuple[tuple[int, ...], int]:
     """Return members by rank, and the bytes that move; `homes`: of each rank, None: any."""
+    from scipy.optimize import linear_sum_assignment  # pyright: ignore  - no types; loading it takes a while
+
     apart = np.abs(np.subtract.outer(np.arange(len(members)), np.arange(len(members))))
     costs = lacks + apart / (1 + apart.sum())
     if homes is not None:

@@ -5,12 +5,10 @@ rank and elsewhere, then leaves few pairs of a rank open; which of the two comes
 of a mixed-integer program, and when each action starts is another.
 """
 
-from typing import NamedTuple, Protocol, cast, final
+from typing import Any, NamedTuple, Protocol, cast, final
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import Bounds, LinearConstraint, milp  # pyright: ignore  - scipy has no types
-from scipy.sparse import csr_array  # pyright: ignore  - scipy has no types
 
 from penstock.schedule.greedy import FORWARD, INPUT, WEIGHTS, Floats, Seconds
 from penstock.schedule.orders import Action, Kind
@@ -25,7 +23,7 @@ class Model(NamedTuple):
     low: Floats
     high: Floats
     integrality: npt.NDArray[np.int64]  # 1 for a variable that is 0 or 1
-    rows: csr_array
+    rows: Any  # a csr_array of scipy
     least: Floats
     end: int  # the variable that is the end of the step
 
@@ -35,6 +33,8 @@ def solve(model: Model, time_limit_s: float) -> tuple[Floats | None, float]:
 
     The bound is infinity where nothing exists.  Without time nothing is looked for.
     """
+    from scipy.optimize import Bounds, LinearConstraint, milp  # pyright: ignore  - no types; loading it takes a while
+
     if time_limit_s <= 0:
         return None, float(model.low[model.end])
     bounds = Bounds(model.low, np.maximum(model.high, model.low))  # pyright: ignore  - takes arrays
@@ -165,8 +165,10 @@ class Problem:
 
     def _rows(
         self, a: npt.NDArray[np.intp], b: npt.NDArray[np.intp], below_s: float
-    ) -> tuple[csr_array, Floats]:
+    ) -> tuple[Any, Floats]:
         """Return the coefficients of the constraints, and the least value of each row."""
+        from scipy.sparse import csr_array  # pyright: ignore  - no types; loading it takes a while
+
         size, pairs, took_s = len(self.took_s), len(a), self.took_s
         order, at = np.arange(pairs), size + np.arange(pairs)
         big_s = below_s - self.tail_s[:, None] - self.head_s[None, :]  # a ends after b starts

@@ -18,10 +18,9 @@ and all but `limit` of its W as well; this says how late a window can begin.
 
 import time
 from collections.abc import Sequence
-from typing import final
+from typing import Any, final
 
 import numpy as np
-from scipy.sparse import csr_array  # pyright: ignore  - scipy has no types
 
 from penstock.schedule.exact import Optimum
 from penstock.schedule.exact_problem import Model, solve
@@ -227,8 +226,10 @@ class _Constraints:
         self.least.append(np.full(size, float(least)))
         self._size += size
 
-    def matrix(self, num_columns: int) -> csr_array:
-        """Return all rows."""
+    def matrix(self, num_columns: int) -> Any:
+        """Return all rows, as a csr_array of scipy."""
+        from scipy.sparse import csr_array  # pyright: ignore  - no types; loading it takes a while
+
         where = np.concatenate(self._at), np.concatenate(self._columns)
         shape = self._size, num_columns
         return csr_array((np.concatenate(self._signs), where), shape=shape)

@@ -18,7 +18,6 @@ from typing import final
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import csr_array, hstack, vstack  # pyright: ignore  - scipy has no types
 
 from penstock.schedule.exact_problem import Model, Problem
 from penstock.schedule.greedy import FORWARD, INPUT, WEIGHTS, Floats
@@ -193,6 +192,8 @@ class _Growing:
 
     def model(self) -> Model:
         """Return the model with all rows and variables that were added."""
+        from scipy.sparse import csr_array, hstack, vstack  # pyright: ignore  - no types; loading it takes a while
+
         sizes = [len(terms) for terms in self._rows]
         columns = np.array([at for terms in self._rows for at in terms], np.int64)
         factors = np.array([each for terms in self._rows for each in terms.values()], np.float64)

@@ -28,7 +28,6 @@ from penstock.graph.wire import message_bytes, summed_bytes
 from penstock.plan.lower_plan import bits_of, lower_plan, stages_of
 from penstock.plan.plan import Plan, is_asynchronous, schedule_of
 from penstock.profile.kinds import Profiles, as_tuple, places_of
-from penstock.program.program import Program
 from penstock.rules.ruled import FREE, Ruled
 from penstock.schedule.figures import weight_copies
 from penstock.schedule.recipe import AnySchedule
@@ -50,7 +49,7 @@ from penstock.simulate.price import (
     memory_on,
     ways_of,
 )
-from penstock.simulate.simulate import long_run, simulate
+from penstock.simulate.simulate import Simulator
 from penstock.simulate.suited import Setting, bare, suited, takes_seconds
 from penstock.timeline.timeline import Timeline, peak_bytes, step_s
 from penstock.units import format_bytes
@@ -70,14 +69,11 @@ class Priced(NamedTuple):
 class _Ready(NamedTuple):
     """A window of a plan, ready to be simulated."""
 
-    program: Program
-    costs: Costs
-    cluster: Cluster
+    simulator: Simulator
     memory: Memory
 
     def timeline(self, start_s: Sequence[float] = (), *, spans: bool) -> Timeline:
-        program, costs, cluster, memory = self
-        return simulate(program, costs, cluster, memory=memory, spans=spans, start_s=start_s)
+        return self.simulator.timeline(start_s, memory=self.memory, spans=spans)
 
 
 class Judge:
@@ -241,7 +237,7 @@ class Judge:
             seconds /= count - count // 2
         else:
             ready = self._ready(plan)
-            seconds, start_s = long_run(ready.program, ready.costs, ready.cluster)
+            seconds, start_s = ready.simulator.long_run()
             timeline = ready.timeline(start_s, spans=spans)
         usd = self._usd_per_s(plan) * seconds
         return Candidate(plan, seconds, peak_bytes(timeline), usd), timeline
@@ -254,7 +250,7 @@ class Judge:
     def far_bytes(self, plan: Plan) -> tuple[int, ...]:
         """Return the bytes of far memory that every rank comes to have."""
         ready = self._ready(plan, self._steps(plan) if is_asynchronous(plan) else 1)
-        return far_bytes(ready.program, ready.memory)
+        return far_bytes(ready.simulator.program, ready.memory)
 
     def _steps(self, plan: Plan) -> int:
         """Return the steps of a window: 8, or as many times those in which all take their turn."""
@@ -272,7 +268,7 @@ class Judge:
         costs = by_rank(costs, self.profiles, program, places, (self.graph, stages))
         own = places, (self.graph, stages)
         costs, memory = with_guards(costs, memory, program, self.profiles, own)
-        return _Ready(program, costs, self.cluster_of(plan.place.hosts), memory)
+        return _Ready(Simulator(program, costs, self.cluster_of(plan.place.hosts)), memory)
 
     def price(self, plan: Plan, alive: Sequence[int] = (), ways: Ways = ONE_BY_ONE) -> Priced:
         """Return the stages of `plan`, priced; `alive` and `ways` as in `held_of`."""

@@ -17,12 +17,10 @@ Source:  Checkmate, arXiv:1910.02653, and the min-cut partitioner of PyTorch; he
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import Bounds, LinearConstraint, milp  # pyright: ignore  - scipy has no types
-from scipy.sparse import csr_array  # pyright: ignore  - scipy has no types
 
 from penstock.graph.keeping import Keeping
 
@@ -111,6 +109,8 @@ class _CutProblem:
 
     def solved(self, *, s_per_byte: float = 0.0, budget: int | None = None) -> Repeats | None:
         """Return the best cut; of budgets, as `within`."""
+        from scipy.optimize import Bounds, LinearConstraint, milp  # pyright: ignore  - no types; loading it takes a while
+
         if not self.ops:
             only = self.cut(())
             return only if budget is None or only.held_bytes <= budget else None
@@ -128,8 +128,11 @@ class _CutProblem:
         return None if x is None else self.cut(op for op, at in self.place.items() if x[at] > 0.5)
 
     @cached_property
-    def _needs(self) -> LinearConstraint:
-        """Return that what is read is kept or made again."""
+    def _needs(self) -> Any:
+        """Return that what is read is kept or made again, as a LinearConstraint of scipy."""
+        from scipy.optimize import LinearConstraint  # pyright: ignore  - no types; loading it takes a while
+        from scipy.sparse import csr_array  # pyright: ignore  - no types; loading it takes a while
+
         made, reads, memory = self.keeping.made, self.keeping.reads, self.keeping.memory
         pairs = [(value, None) for value in sorted(self.keeping.asked)]
         pairs += [(value, op) for op in self.ops for value in reads[op]]

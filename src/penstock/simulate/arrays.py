@@ -2,7 +2,8 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+from copy import copy
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,7 @@ Seconds: TypeAlias = Callable[[Action], float]
 Bools: TypeAlias = NDArray[np.bool_]
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
+_Arrays = TypeVar("_Arrays", bound=tuple[Any, ...])
 
 
 def among(*chosen: int) -> Bools:
@@ -89,6 +91,23 @@ def job_of(  # long: one line for each array
         _copies(program, sizes),
         _record(program, routes, spans=spans),
         _meetings(program, seconds, cluster),
+    )
+
+
+def begun(job: kernel.Simulation) -> kernel.Simulation:
+    """Return a simulation that is played without changing `job`, which has not begun."""
+
+    def apart(arrays: _Arrays) -> _Arrays:
+        return type(arrays)(*map(copy, arrays))
+
+    return job._replace(
+        threads=apart(job.threads),
+        agenda=apart(job.agenda),
+        mail=apart(job.mail),
+        queues=apart(job.queues),
+        copies=apart(job.copies),
+        record=apart(job.record),
+        meetings=apart(job.meetings),
     )
 
 

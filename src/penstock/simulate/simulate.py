@@ -27,7 +27,7 @@ Ignores:  that messages on a shared lane really divide it (together they take as
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import final
 
 import numpy as np
 
@@ -37,7 +37,7 @@ from penstock.program.codes import JOINS, MEETS, RECEIVE, SEND, SPAN_OF, WORKS, 
 from penstock.program.instructions import TABLE
 from penstock.program.program import Program
 from penstock.simulate import kernel
-from penstock.simulate.arrays import Seconds, among, job_of, offsets_of
+from penstock.simulate.arrays import Seconds, among, begun, job_of, offsets_of
 from penstock.simulate.costs import Costs, Memory
 from penstock.simulate.memory import account, curve_of
 from penstock.simulate.recorded import Recorded
@@ -76,53 +76,109 @@ def simulate(  # noqa: PLR0913 - what there is, and one for each request
               ClusterError: the cluster has too few ranks, or no link where a message goes.
               ProgramError: a rank waits forever, as none does in a program that passed its checks.
     """
-    asked = _Asked(program, seconds, cluster, capacity, tuple(start_s))
-    job = _played(asked, spans=spans)
-    curve, peak_bytes = MemoryCurve.of(), (0,) * program.num_ranks
-    if memory is not None:
-        held = account(program, memory)
-        peak_bytes = held.peak_bytes
-        if spans:
-            curve = curve_of(program, held, job.record.work_s, job.queues.issued_s)
-    last_s = job.queues.over_s.max(initial=0.0)  # a norm after the updates is waited for by nobody
-    step_s = float(max(job.threads.clock_s.max(), last_s))
-    totals = Totals(step_s, tuple(job.threads.busy_s.tolist()), peak_bytes)
-    kept = _spans(program, job) if spans else Spans.of([])
-    return Timeline(program.num_ranks, kept, curve, META, totals)
+    made = Simulator(program, seconds, cluster, capacity=capacity)
+    return made.timeline(start_s, memory=memory, spans=spans)
 
 
-def long_run(
-    program: Program, seconds: Costs, cluster: Cluster | None = None
-) -> tuple[float, tuple[float, ...]]:
-    """Return the seconds that a step takes in a long run, and when each rank begins to work in it.
+@final
+class Simulator:
+    """Simulates one window of a program, from whatever each rank begins at; as `simulate` says.
 
-    No rank waits for the others at the end of a step: it begins the next one when it has ended its
-    own.  Steps are played until that adds the same on every rank; where it never does, as several
-    cycles take turns, it is the mean of half of those played.  Beginnings are from the first one.
-    Where that is no less than a step alone takes, ranks begin as in that.
-
-    Ignores:  messages and sums under way from one step to the next, as a norm that is told late.
-    Raises:   as `simulate`.
+    What does not depend on that is made once.
     """
-    start_s, ends_s = np.zeros(program.num_ranks), list[float]()
-    ahead_s, least_s, most_s = 0.0, 0.0, np.inf
-    while most_s > least_s * (1 + _ALIKE) and len(ends_s) < _MOST_STEPS:
-        asked = _Asked(program, seconds, cluster, None, tuple(start_s))
-        clock_s = _ended_s(program, _played(asked))
-        least_s, most_s = float((clock_s - start_s).min()), float((clock_s - start_s).max())
-        ends_s.append(ahead_s + float(clock_s.max()))
-        start_s, ahead_s = clock_s - clock_s.min(), ahead_s + float(clock_s.min())
-    half = _MOST_STEPS // 2
-    if len(ends_s) == _MOST_STEPS:
-        most_s = (ends_s[-1] - ends_s[-1 - half]) / half
-    if most_s >= ends_s[0] * (1 - _ALIKE):
-        return ends_s[0], (0.0,) * program.num_ranks
-    timeline = simulate(program, seconds, cluster, start_s=start_s.tolist())
-    begun_s = np.full(program.num_ranks, np.inf)
-    own = timeline.spans.working()
-    np.minimum.at(begun_s, timeline.spans.ranks[own], timeline.spans.starts_s[own])
-    begun_s = np.where(np.isfinite(begun_s), begun_s - begun_s.min(), 0.0)
-    return most_s, tuple(begun_s.tolist())
+
+    def __init__(
+        self,
+        program: Program,
+        seconds: Costs | Recorded | Seconds,
+        cluster: Cluster | None = None,
+        *,
+        capacity: int | None = None,
+    ) -> None:
+        self.program, self.seconds, self.cluster = program, seconds, cluster
+        self.capacity = capacity
+        self._jobs: dict[bool, kernel.Simulation] = {}  # by whether there are spans, not begun
+        self._at_once: kernel.Simulation | None = None  # all ranks begin at 0 s; without spans
+
+    def timeline(
+        self, start_s: Sequence[float] = (), *, memory: Memory | None = None, spans: bool = True
+    ) -> Timeline:
+        """Return the timeline of a window; arguments as of `simulate`."""
+        program, job = self.program, self._played(start_s, spans=spans)
+        curve, peak_bytes = MemoryCurve.of(), (0,) * program.num_ranks
+        if memory is not None:
+            held = account(program, memory)
+            peak_bytes = held.peak_bytes
+            if spans:
+                curve = curve_of(program, held, job.record.work_s, job.queues.issued_s)
+        last_s = job.queues.over_s.max(initial=0.0)  # nobody waits for a norm after the updates
+        step_s = float(max(job.threads.clock_s.max(), last_s))
+        totals = Totals(step_s, tuple(job.threads.busy_s.tolist()), peak_bytes)
+        kept = _spans(program, job) if spans else Spans.of([])
+        return Timeline(program.num_ranks, kept, curve, META, totals)
+
+    def long_run(self) -> tuple[float, tuple[float, ...]]:
+        """Return the seconds that a step takes in a long run, and when each rank begins to work.
+
+        No rank waits for the others at the end of a step: it begins the next one when it has ended
+        its own.  Steps are played until that adds the same on every rank; where it never does, as
+        several cycles take turns, it is the mean of half of those played.  Beginnings are from the
+        first one.  Where that is no less than a step alone takes, ranks begin as in that.
+
+        Ignores:  messages and sums under way from one step to the next, as a norm that is told
+                  late.
+        Raises:   as `simulate`.
+        """
+        start_s, ends_s = np.zeros(self.program.num_ranks), list[float]()
+        ahead_s, least_s, most_s = 0.0, 0.0, np.inf
+        while most_s > least_s * (1 + _ALIKE) and len(ends_s) < _MOST_STEPS:
+            clock_s = _ended_s(self.program, self._played(start_s.tolist()))
+            least_s, most_s = float((clock_s - start_s).min()), float((clock_s - start_s).max())
+            ends_s.append(ahead_s + float(clock_s.max()))
+            start_s, ahead_s = clock_s - clock_s.min(), ahead_s + float(clock_s.min())
+        half = _MOST_STEPS // 2
+        if len(ends_s) == _MOST_STEPS:
+            most_s = (ends_s[-1] - ends_s[-1 - half]) / half
+        if most_s >= ends_s[0] * (1 - _ALIKE):
+            return ends_s[0], (0.0,) * self.program.num_ranks
+        begun_s = np.full(self.program.num_ranks, np.inf)
+        spans = _spans(self.program, self._played(start_s.tolist(), spans=True))
+        own = spans.working()
+        np.minimum.at(begun_s, spans.ranks[own], spans.starts_s[own])
+        begun_s = np.where(np.isfinite(begun_s), begun_s - begun_s.min(), 0.0)
+        return most_s, tuple(begun_s.tolist())
+
+    def _played(self, start_s: Sequence[float] = (), *, spans: bool = False) -> kernel.Simulation:
+        """Return the simulation at its end."""
+        at_once = len(start_s) == self.program.num_ranks and not any(start_s) and not spans
+        if at_once and self._at_once is not None:
+            return self._at_once
+        program, cluster, job = self.program, self.cluster, self._begun(start_s, spans=spans)
+        few = crowded(program.num_ranks, cluster)
+        if few and cluster is not None and isinstance(self.seconds, Costs):
+
+            def begun_and_over_s(taken_s: kernel.Floats) -> kernel.Floats:
+                return _run(program, _with(self._begun(start_s, spans=True), taken_s)).record.work_s
+
+            own_s = alone_s(program, self.seconds.action_s, job.durations.device)
+            job = _with(job, shared_s(program, cluster, few, own_s, begun_and_over_s))
+        job = _run(program, job)
+        if at_once:
+            self._at_once = job
+        return job
+
+    def _begun(self, start_s: Sequence[float], *, spans: bool) -> kernel.Simulation:
+        """Return the simulation as it begins."""
+        if len(start_s) not in (0, self.program.num_ranks):
+            ranks = self.program.num_ranks
+            raise ValueError(f"starts of {len(start_s)} ranks; there are {ranks}")
+        if spans not in self._jobs:
+            asked = self.program, self.seconds, self.cluster
+            self._jobs[spans] = job_of(*asked, capacity=self.capacity, spans=spans)
+        job = begun(self._jobs[spans])
+        if len(start_s):
+            job.threads.clock_s[:] = start_s
+        return job
 
 
 def _ended_s(program: Program, job: kernel.Simulation) -> kernel.Floats:
@@ -131,41 +187,6 @@ def _ended_s(program: Program, job: kernel.Simulation) -> kernel.Floats:
     if not program.end.averages:
         return clock_s
     return np.maximum(clock_s, queues.over_s[queues.offsets[1:] - 1])
-
-
-class _Asked(NamedTuple):
-    """What is played."""
-
-    program: Program
-    seconds: Costs | Recorded | Seconds
-    cluster: Cluster | None
-    capacity: int | None
-    start_s: tuple[float, ...]  # empty: at 0, or as recorded
-
-
-def _played(asked: _Asked, *, spans: bool = False) -> kernel.Simulation:
-    """Return the simulation at its end."""
-    program, seconds, cluster = asked[:3]
-    job = _job(asked, spans=spans)
-    few = crowded(program.num_ranks, cluster)
-    if few and cluster is not None and isinstance(seconds, Costs):
-
-        def begun_and_over_s(taken_s: kernel.Floats) -> kernel.Floats:
-            return _run(program, _with(_job(asked, spans=True), taken_s)).record.work_s
-
-        own_s = alone_s(program, seconds.action_s, job.durations.device)
-        job = _with(job, shared_s(program, cluster, few, own_s, begun_and_over_s))
-    return _run(program, job)
-
-
-def _job(asked: _Asked, *, spans: bool) -> kernel.Simulation:
-    program, seconds, cluster, capacity, start_s = asked
-    job = job_of(program, seconds, cluster, capacity=capacity, spans=spans)
-    if start_s:
-        if len(start_s) != program.num_ranks:
-            raise ValueError(f"starts of {len(start_s)} ranks; there are {program.num_ranks}")
-        job.threads.clock_s[:] = start_s
-    return job
 
 
 def _with(job: kernel.Simulation, taken_s: kernel.Floats) -> kernel.Simulation:
