@@ -5011,6 +5011,22 @@ BREAKS = (
         "the optimizer is believed to take parameters as the model has them, whatever its groups",
     ),
     Break(
+        "Dynamo is believed whatever it has assumed",
+        "graph/dynamo.py",
+        "        if captured.assumed:",
+        "        if captured.assumed and not captured.inputs:",
+        ("tests/graph/test_trace.py",),
+        "a branch on a count is for all steps what it is in the first one, in a plan, silently",
+    ),
+    Break(
+        "an ordered dict is filled as a dict is",
+        "graph/contents.py",
+        "setter = _ORDERED.__setitem__ if _is_a(node, OrderedDict) else _DICT.__setitem__",
+        "setter = _DICT.__setitem__",
+        ("tests/graph/test_contents.py",),
+        "a loss that goes over the items of such a batch finds none in a trace",
+    ),
+    Break(
         "leaves of a batch that overlap are copied apart",
         "graph/contents.py",
         "    for overlap in overlaps_of(each):",

@@ -332,6 +332,25 @@ def test_dynamo_keeps_item_in_its_graph() -> None:
     assert "item" in found
 
 
+def test_dynamo_assumes_what_a_whole_number_is_where_code_follows_it() -> None:
+    count, found = torch.tensor(3), list[list[str]]()
+
+    def backend(module: fx.GraphModule, inputs: list[Tensor]):
+        found.append(_compat.dynamo_assumes())
+        return module.forward
+
+    def branch(x: Tensor) -> Tensor:
+        return x * 2 if int(count) < 48 else x
+
+    for step in (branch, lambda x: x * count, lambda x: x.repeat(2)):
+        torch.compiler.reset()
+        with _compat.dynamo_scalars():
+            torch.compile(step, backend=backend, fullgraph=True, dynamic=False)(torch.ones(2))
+    torch.compiler.reset()
+    assert [len(assumed) for assumed in found] == [1, 0, 0]
+    assert "< 48" in found[0][0]
+
+
 def test_class_is_opened_once_it_has_been_taught() -> None:
     class Pair:
         def __init__(self, left: object, right: object) -> None:

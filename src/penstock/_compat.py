@@ -65,6 +65,7 @@ __all__ = [
     "call_first",
     "compiled_by_inductor",
     "draws_random",
+    "dynamo_assumes",
     "dynamo_scalars",
     "fake_mode",
     "forget_parent_process",
@@ -353,6 +354,15 @@ def draws_random(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> boo
 def dynamo_scalars() -> AbstractContextManager[Any]:
     """Let Dynamo keep `.item()` in its graph instead of giving up."""
     return torch._dynamo.config.patch(capture_scalar_outputs=True)
+
+
+def dynamo_assumes() -> list[str]:
+    """Return what Dynamo, calling a backend, has assumed of numbers: `s0 < 48`, s0 of a tensor.
+
+    Sizes are constants where nothing is dynamic; whole numbers without dims have values for it.
+    """
+    mode: Any = TracingContext.get().fake_mode
+    return [str(guard.expr) for guard in mode.shape_env.guards]
 
 
 class MemoryEvent(NamedTuple):

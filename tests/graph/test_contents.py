@@ -45,6 +45,13 @@ class Attributes(dict):
     __getattr__ = dict.__getitem__
 
 
+class Ordered(OrderedDict):
+    """As the outputs and batches of libraries are; what it gives by name is not what it holds."""
+
+    def __getitem__(self, key: Any) -> Any:
+        return super().__getitem__(key) * 0
+
+
 class Items(UserDict):
     pass
 
@@ -52,13 +59,13 @@ class Items(UserDict):
 def make(kind: Any, x: Any, y: Any) -> Any:
     if kind in (tuple, list):
         return kind([x, y])
-    if kind in (dict, OrderedDict, Attributes, Items, BatchEncoding):
+    if kind in (dict, OrderedDict, Ordered, Attributes, Items, BatchEncoding):
         return kind({"x": x, "y": y})
     return kind(x, y)
 
 
 KINDS = [
-    *(tuple, list, dict, OrderedDict, Attributes, Items, BatchEncoding),
+    *(tuple, list, dict, OrderedDict, Ordered, Attributes, Items, BatchEncoding),
     *(Record, Frozen, Named, Methods),
 ]
 
@@ -86,6 +93,12 @@ def test_own_batch_is_of_its_class_and_shares_no_memory(kind):
     leaves, _ = flatten(batch)
     assert [leaf.tolist() for leaf in leaves] == [[0, 1, 2], [1, 1]]
     assert all(type(leaf) is Tensor for leaf in leaves)
+
+
+@pytest.mark.parametrize("kind", [dict, OrderedDict, Ordered, Attributes, Items])
+def test_keys_stay_in_their_order(kind):
+    batch = kind({"b": torch.ones(2), "a": torch.arange(3)})
+    assert list(rebuilt(*flatten(batch))) == list(own(batch, CPU)) == ["b", "a"]
 
 
 def test_keys_and_fields_are_part_of_the_structure():

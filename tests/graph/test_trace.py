@@ -509,6 +509,37 @@ def test_buffer_replaced_where_only_dynamo_sees_it_is_refused() -> None:
         trace(job_of(lambda: Item(replaces=True), vectors))
 
 
+class Counted(nn.Module):
+    """What it computes follows a count that it keeps, which Python asks for."""
+
+    def __init__(self, asks: str) -> None:
+        super().__init__()
+        self.blocks, self.asks = Blocks(2), asks
+        self.register_buffer("count", torch.tensor(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.blocks(x)
+        match self.asks:
+            case "branch":
+                x = x if int(self.count) < 48 else 2 * x
+            case "size":
+                x = x.repeat(int(self.count), 1)
+            case "loop":
+                for _ in range(self.count.item()):
+                    x = x + 1
+            case _:
+                x = x + [0.0, 1.0, 2.0, 3.0][self.count]
+        self.count += 1
+        return x
+
+
+@pytest.mark.parametrize("asks", ["branch", "size", "loop", "index"])
+def test_what_follows_the_value_of_a_count_is_refused(asks: str) -> None:
+    """Dynamo goes on as the first micro-batch says, and gives a step that keeps it."""
+    with pytest.raises(GraphError, match=r"test_trace\.py:\d+: .*self\.count"):
+        trace(job_of(lambda: Counted(asks), vectors))
+
+
 def test_mode_that_looks_for_anomalies_does_not_keep_a_model_from_being_traced():
     with torch.autograd.set_detect_anomaly(mode=True):
         assert trace(JOBS["blocks"]).gradients

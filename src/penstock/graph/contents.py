@@ -8,7 +8,7 @@ become tensors of the same dtype where it is read: the loss sees tensors, traced
 import copy
 import dataclasses
 import threading
-from collections import UserDict
+from collections import OrderedDict, UserDict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -23,6 +23,7 @@ from penstock.graph.shared_memory_views import copied_together, overlaps_of
 
 _TUPLE: Any = tuple
 _DICT: Any = dict
+_ORDERED: Any = OrderedDict  # keeps its keys beside those of the dict that it is
 _NUMBERS = {np.dtype(code) for code in "?bBhHiIlLqQefdFD"}  # for which torch has a dtype
 _ALIGNMENT = 64  # bytes; of memory that torch allocates
 _taught: set[type] = set()  # classes that torch opens because we have taught it
@@ -209,7 +210,7 @@ def _teach(leaf: object) -> bool:
 def _parts(node: Any) -> tuple[list[Any], tuple[Any, ...]]:
     """Return the values that a container holds, and their names."""
     if _is_dict(node):
-        items: dict[Any, Any] = dict(node)
+        items: dict[Any, Any] = dict(_ORDERED.items(node) if _is_a(node, OrderedDict) else node)
         return list(items.values()), tuple(items)
     if _is_a(node, tuple):
         return list(node), tuple(range(len(node)))
@@ -239,7 +240,9 @@ def _filled(node: Any, names: tuple[Any, ...], values: list[Any]) -> Any:
     if _is_a(node, UserDict):
         node.data = dict(pairs)
     elif _is_a(node, dict):
-        _DICT.update(node, pairs)
+        setter = _ORDERED.__setitem__ if _is_a(node, OrderedDict) else _DICT.__setitem__
+        for name, value in pairs:
+            setter(node, name, value)
     else:
         for name, value in pairs:
             object.__setattr__(node, name, value)

@@ -2,6 +2,9 @@
 
 Dynamo reads the bytecode of the model instead of running it on fake tensors, so it drops what
 only looks at values (a logged `.item()`).  What it gives is run by make_fx like any model.
+
+It knows the values of whole numbers that the model holds, and goes on as those of the first
+micro-batch say: `if int(self.calls) >= 48`.  A capture for which it did so is none.
 """
 
 import re
@@ -25,8 +28,8 @@ def forward_by_dynamo(
 
     `loss` computes the loss of the batch whose leaves are `leaves`; with so many figures, a pair of
     it and of a tensor that holds them.
-    Raises:   GraphError: Dynamo would break the graph, or it reads a tensor from elsewhere, or
-              it may put a new tensor in a buffer's place.
+    Raises:   GraphError: Dynamo would break the graph, or has gone on as a tensor's value says,
+              or it reads a tensor from elsewhere, or may put a new one in a buffer's place.
     """
     module, inputs = _captured(loss)
     state = {**dict(model.named_parameters()), **lasting_buffers(model)}
@@ -52,15 +55,19 @@ def forward_by_dynamo(
 class _CapturedError(Exception):
     """Carries the graph out of the compiled call before anything is computed."""
 
-    def __init__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> None:
+    def __init__(
+        self, module: fx.GraphModule, inputs: Sequence[Any], assumed: Sequence[str]
+    ) -> None:
         super().__init__("captured")
-        self.module, self.inputs = module, list(inputs)
+        self.module, self.inputs, self.assumed = module, list(inputs), assumed
 
 
 def _captured(loss: Callable[[], Tensor]) -> tuple[fx.GraphModule, list[Any]]:
     def backend(module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+        assumed = _compat.dynamo_assumes()
+
         def run(*inputs: Any) -> Any:
-            raise _CapturedError(module, inputs)
+            raise _CapturedError(module, inputs, assumed)
 
         return run
 
@@ -72,6 +79,9 @@ def _captured(loss: Callable[[], Tensor]) -> tuple[fx.GraphModule, list[Any]]:
             )
             compiled()
     except _CapturedError as captured:
+        if captured.assumed:
+            message = f"the model asks for the values of tensors: {', '.join(captured.assumed)}"
+            raise GraphError(message) from None
         return captured.module, captured.inputs
     except Exception as problem:  # whatever Dynamo or the model raises
         raise GraphError(f"Dynamo: {str(problem).splitlines()[0]}") from problem
