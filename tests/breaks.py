@@ -4286,6 +4286,22 @@ BREAKS = (
         "eager replicas that train another module than hooks see",
     ),
     Break(
+        "one_process_without_a_reason",
+        "choose/settle.py",
+        "        return 1, _told(_alone(why_alone(job, most)), listener).words\n",
+        '        return 1, "one process, the plain loop itself"\n',
+        ("tests/training/test_misfits.py",),
+        "a job of one micro-batch a step is one process, and nobody is told why",
+    ),
+    Break(
+        "mend_of_no_plan_untold",
+        "choose/settle.py",
+        '            listener.say(f"hint: {found.mend}")\n',
+        "            pass\n",
+        ("tests/training/test_misfits.py",),
+        "what makes a plan of a job without one is told only where it is refused",
+    ),
+    Break(
         "named_state_not_put_back",
         "state/python_state.py",
         "            _give_back(value, take_value(place, tensors, plain))\n",
@@ -5089,6 +5105,14 @@ BREAKS = (
         "    if impure:",
         ("tests/training/test_unlike.py",),
         "variable lengths, packed sequences and lengths of CTC keep all ranks but one idle",
+    ),
+    Break(
+        "a gradient that differs again has no line",
+        "examine/impurities.py",
+        "                yield Impurity(unlike[0], self._behind(unlike[0]), why)\n",
+        '                yield Impurity(unlike[0], "the loss", why)\n',
+        ("tests/examine/test_impurities.py",),
+        "a hook behind a gradient is taken for the loss",
     ),
     Break(
         "unlike micro-batches hide what else is wrong",

@@ -255,7 +255,7 @@ def test_gradient_hooks_of_a_parameter_are_seen() -> None:
     second.register_post_accumulate_grad_hook(lambda parameter: None)
     weights = plain, first, second
     assert [_compat.has_gradient_hook(p) for p in weights] == [False, True, True]
-    assert [_compat.has_hook_behind(p) for p in weights] == [False, False, True]
+    assert [_compat.hooks_behind(p) != () for p in weights] == [False, False, True]
 
 
 def test_hooks_before_are_called_in_the_order_in_which_they_were_given() -> None:

@@ -75,9 +75,9 @@ __all__ = [
     "groups_by_dtype",
     "has_forward_hooks",
     "has_gradient_hook",
-    "has_hook_behind",
     "has_step_hooks",
     "hooks_before",
+    "hooks_behind",
     "hooks_of",
     "in_backward",
     "is_fake",
@@ -459,9 +459,9 @@ def has_gradient_hook(parameter: Tensor) -> bool:
     return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
 
 
-def has_hook_behind(parameter: Tensor) -> bool:
-    """Return whether somebody asked to be called once a gradient is added to this parameter's."""
-    return bool(parameter._post_accumulate_grad_hooks)
+def hooks_behind(parameter: Tensor) -> tuple[Any, ...]:
+    """Return what is called once a gradient is added to this parameter's, in order."""
+    return tuple((parameter._post_accumulate_grad_hooks or {}).values())
 
 
 def hooks_before(parameter: Tensor) -> tuple[Any, ...]:

@@ -1283,6 +1283,40 @@ def test_nothing_is_found_in(name: str) -> None:
     assert impurities(PURE[name]) == ()
 
 
+# -- words ----------------------------------------------------------------------------------------
+
+
+def _adds_its_weight(weight: Tensor) -> None:
+    weight.grad.add_(weight.detach(), alpha=0.01)
+
+
+def with_a_hook_behind() -> nn.Module:
+    made = nn.Linear(D, D)
+    made.bias.register_post_accumulate_grad_hook(_adds_its_weight)
+    return made
+
+
+def test_gradient_that_differs_when_it_is_computed_again_is_named_with_its_hook() -> None:
+    found = impurities(Job(with_a_hook_behind, square, data, sgd, micro_batches=2))
+    what, where = "the gradient of bias", line(_adds_its_weight, 0)
+    assert (what, where) in {(one.what, one.where) for one in found}
+
+
+def test_loss_of_weights_that_a_list_keeps_says_what_changes() -> None:
+    kept: list[Tensor] = []
+
+    def model() -> nn.Module:
+        made = nn.Linear(D, D)
+        kept.extend(made.parameters() if not kept else ())
+        return made
+
+    def loss(module: nn.Module, x: Tensor) -> Tensor:
+        return square(module, x) + sum(weight.square().sum() for weight in kept)
+
+    found = impurities(Job(model, loss, data, sgd, micro_batches=2))
+    assert [one.what for one in found] == ["the values of weights, gradients or the batch"]
+
+
 # -- what is left as it was -----------------------------------------------------------------------
 
 COUNTED = [0]

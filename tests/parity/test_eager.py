@@ -18,7 +18,7 @@ from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.trace import build_model, capture
 from penstock.job import Job
 from penstock.prove.prove import prove_eager
-from penstock.runtime.eager import EagerTask, load_model, replicas_of, work_eagerly
+from penstock.runtime.eager import EagerTask, load_model, replicas_of, why_alone, work_eagerly
 from penstock.runtime.launch import run_processes, run_threads
 from penstock.runtime.run import Steps
 from penstock.state.laws.measured import measured_laws
@@ -310,6 +310,19 @@ def test_checkpoints_are_made_when_due(tmp_path):
 )
 def test_ranks_share_the_micro_batches_evenly(micro_batches, most, ranks):
     assert replicas_of(replace(choosing(), micro_batches=micro_batches), most) == ranks
+
+
+@pytest.mark.parametrize(
+    ("micro_batches", "most", "why"),
+    [
+        (8, 1, "one rank"),
+        (1, 4, "a step is one micro-batch"),
+        (5, 4, "4 replicas cannot share the 5 micro-batches"),
+        (6, 4, "in order"),
+    ],
+)
+def test_why_one_process_trains_it_is_told(micro_batches, most, why):
+    assert why in why_alone(replace(teaching(ordered=True), micro_batches=micro_batches), most)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

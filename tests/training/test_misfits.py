@@ -223,6 +223,17 @@ def test_replicas_that_cannot_share_a_step_are_one_process(tmp_path):
     assert "writes most in some steps only" in checked
 
 
+def test_a_step_of_one_micro_batch_says_why_it_is_one_process_and_what_makes_a_plan(tmp_path):
+    own = replace(job_of(lambda k, x: {"x": x[: 3 + k % 2]}), micro_batches=1)
+    said, heard = list[str](), ps.Listener()
+    heard.say = said.append
+    trained = ps.train(own, out=tmp_path / "run", listener=heard, **ASKED)
+    why = "one process, the plain loop itself: a step is one micro-batch"
+    assert str(trained.summary["checked"]).startswith(why)
+    assert any(line.startswith(why) for line in said)
+    assert any("hint: let `data`" in line and "ps.bucketed" in line for line in said)
+
+
 def test_replicas_show_a_hook_the_statistics_of_all(tmp_path):
     trained = ps.train(followed(), out=tmp_path / "run", **ASKED)
     assert "equal to the plain loop" in str(trained.summary["checked"])

@@ -84,6 +84,8 @@ def examined(job: Job, text: str, care: CheckOptions, listener: Listener) -> "Ex
             hint = f"{found.mend}, or leave strict out"
             raise NoPlanError(f"no plan can be made: {found.no_plan}", found, hint=hint)
         listener.say(f"no plan can be made: {found.no_plan}")
+        if found.mend:
+            listener.say(f"hint: {found.mend}")
         listener.say("training it eagerly with plain data parallelism instead")
     return found
 
@@ -196,19 +198,20 @@ def proved_eager(  # noqa: PLR0913 - what there is to run, and how much is wante
     care: CheckOptions,
     listener: Listener,
 ) -> tuple[int, str]:
-    """Return on how many ranks the job is trained eagerly, and how that was checked.
-
-    On one it is the plain loop itself.
+    """Return on how many ranks the job is trained eagerly, one by the plain loop itself; and how
+    that was checked.
     """
     from penstock.prove.prove import prove_eager, steps_to_prove
-    from penstock.runtime.eager import replicas_of
+    from penstock.runtime.eager import replicas_of, why_alone
     from penstock.runtime.launch import local_launcher
 
     if found.one_process:
-        return 1, f"one process, the plain loop itself: {found.one_process}"
+        return 1, _alone(found.one_process)
     ranks = replicas_of(job, most, found.laws)
-    if ranks == 1 or not care.check:
-        return ranks, "one process, the plain loop itself" if ranks == 1 else NO_CHECK
+    if ranks == 1:
+        return 1, _told(_alone(why_alone(job, most)), listener).words
+    if not care.check:
+        return ranks, NO_CHECK
     try:
         with listener.busy("comparing two steps with the plain loop"):
             numbers = steps_to_prove(steps.start, steps.stop)
@@ -225,7 +228,11 @@ def proved_eager(  # noqa: PLR0913 - what there is to run, and how much is wante
     if care.strict:
         raise RunError(message, hint="leave out strict, and one process trains it")
     listener.say(message)
-    return 1, f"one process, the plain loop itself: {message}"
+    return 1, _alone(message)
+
+
+def _alone(why: str) -> str:
+    return f"one process, the plain loop itself: {why}"
 
 
 def _told(words: str, listener: Listener) -> Checked:

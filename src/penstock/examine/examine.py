@@ -186,12 +186,12 @@ def _asked(job: Job, *, check: bool) -> Examined:
     if kind := takes_sparse(job, model):
         why = f"the job's optimizer, {kind}, takes sparse gradients, and replicas sum dense ones"
         return replace(found, one_process=why)
-    no_plan, mend = describe(impure), _ONE_SHAPE if impure else ""
+    no_plan, mend = describe(impure), _ONE_KIND if impure else ""
     if check and not impure and (outside := remembers(job, model)):
         no_plan = f"the job's optimizer remembers something outside itself: {outside}"
         mend = _ITS_OWN
     return replace(found, laws=laws, no_plan=no_plan, mend=mend, begins=data.begins)
 
 
-_ONE_SHAPE = "let `data` yield micro-batches of one shape (pad them), or of a few (ps.bucketed)"
+_ONE_KIND = "let `data` pad to one shape, or to a few (ps.bucketed); yield numbers as tensors"
 _ITS_OWN = "create what it remembers, and what it draws from, where the optimizer is made"

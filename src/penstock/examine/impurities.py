@@ -78,6 +78,7 @@ from penstock.state.python_state import digests
 Line = tuple[str, int]
 _PATIENCE_S = 600.0  # with a micro-batch
 _MOST_LATER, _LATER_S = 100, 0.2  # steps that are made with the last gradients
+_GRADIENT = "the gradient of "
 _SET = (*PLAIN, list, tuple, dict, set)  # what is looked at of a tensor's attributes
 _MOST_READ = 12  # of these, where only the data is asked
 _MOST_STEPS, _EVERY = 10_000, 100  # later steps whose rate is asked for; looked at all so many
@@ -228,7 +229,7 @@ class _Loop:
         self.batch: Any = batch
         self.flow = Recorder(self.model, line_of)
         self.recorded: list[RecordedMicroBatch] = []
-        self.losses: list[tuple[object, ...]] = []
+        self.losses: list[dict[str, object]] = []
         self.leaves: list[list[str]] = []
         self.begin: Sequence[Any] = ()  # leaves of the first batch, the data's own objects
         self.raw: list[Sequence[Any]] = []  # leaves of the batches as the data has them
@@ -411,7 +412,8 @@ class _Loop:
         self.recorded.append(recorded)
         self.leaves.append([self._overlaps(leaves), *map(_key, leaves)])
         self.beat()
-        self.losses.append((float(loss.detach()), *self._sums(1 + (len(self.recorded) + 1) % 2)))
+        sums = self._sums(1 + (len(self.recorded) + 1) % 2)
+        self.losses.append({"the loss": float(loss.detach()), **dict(sums)})
 
     def _overlaps(self, leaves: Sequence[Any]) -> str:
         """Return in words which leaves overlap those that the loss writes into."""
@@ -443,13 +445,13 @@ class _Loop:
         leaves = flatten(next(started(self.job.data, 0), None))[0]
         return at < len(leaves) and leaves[at] is self.begin[at]
 
-    def _sums(self, times: int) -> Iterator[int]:
+    def _sums(self, times: int) -> Iterator[tuple[str, int]]:
         """Yield a sum of the bits of every gradient, which is now `times` that of a micro-batch."""
-        for parameter in self.model.parameters():
+        for name, parameter in self.model.named_parameters():
             grad = parameter.grad
             if grad is not None and grad.layout is torch.strided and grad.is_floating_point():
                 bits = (grad / times).double().view(torch.int64)
-                yield int(bits.sum())
+                yield f"{_GRADIENT}{name}", int(bits.sum())
 
     def _update(self, step: int, gradients: Mapping[str, Tensor] | None = None) -> None:
         """Do what the plain loop does at the end of a step, or do it with these gradients."""
@@ -690,13 +692,24 @@ class _Loop:
             return
         for name in self.flow.moved():
             why = "changes as the loop goes on, and what was computed from it is kept and read"
-            yield Impurity(f"the values of {name}", "model", why)
+            what = name or "weights, gradients or the batch"
+            yield Impurity(f"the values of {what}", "model", why)
 
     def _of_values(self) -> Iterator[Impurity]:
-        if any(self.losses[k] != self.losses[k + 1] for k in (0, 2) if self._is_exact()):
-            yield Impurity(
-                "the loss or a gradient", "the loss", "differs when it is computed again"
-            )
+        for k in (0, 2) if self._is_exact() else ():
+            one, two = self.losses[k : k + 2]
+            unlike = [what for what in one | two if one.get(what) != two.get(what)]
+            if unlike:
+                why = "differs when it is computed again"
+                yield Impurity(unlike[0], self._behind(unlike[0]), why)
+                return
+
+    def _behind(self, what: str) -> str:
+        """Return the line of what is called once this gradient is there; else it is the loss."""
+        parameter = dict(self.model.named_parameters()).get(what.removeprefix(_GRADIENT))
+        hooks = () if parameter is None else _compat.hooks_behind(parameter)
+        code = next((hook.__code__ for hook in hooks if hasattr(hook, "__code__")), None)
+        return _text(None if code is None else (code.co_filename, code.co_firstlineno))
 
     def _is_exact(self) -> bool:
         """Return whether equal ops on equal values give equal bits."""

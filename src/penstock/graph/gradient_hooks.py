@@ -27,7 +27,7 @@ def check_hooks(model: nn.Module, job: Job) -> None:
               would be given its gradient in the job's precision.
     """
     for name, parameter in model.named_parameters():
-        behind = _compat.has_hook_behind(parameter)
+        behind = _compat.hooks_behind(parameter)
         if behind or (job.precision and _compat.has_gradient_hook(parameter)):
             raise GraphError(
                 f"parameter {name} has a gradient hook, which a traced step would not call",

@@ -108,6 +108,18 @@ def replicas_of(job: Job, most: int, laws: Laws | None = None) -> int:
     return 1 if any(law.coefficient is None for law in laws.values()) else count
 
 
+def why_alone(job: Job, most: int) -> str:
+    """Return why one process trains a job without a plan, of `most` that may."""
+    count = job.micro_batches
+    if most == 1:
+        return "there is one rank"
+    if count == 1:
+        return "a step is one micro-batch, which replicas cannot share"
+    if all(count % n for n in range(2, most + 1)):
+        return f"{most} replicas cannot share the {count} micro-batches of a step evenly"
+    return "forward writes what has to see all micro-batches in order"
+
+
 def work_eagerly(task: EagerTask, transport: Transport, report: Report) -> RankResult:
     """Train as one of `transport.num_ranks` replicas, each a process, and return what was measured.
 
