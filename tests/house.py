@@ -22,7 +22,7 @@ BEHIND = {  # lines that may stand behind a module
     "program.program": 5_190,  # since each reduction has a class of its own
     "simulate.simulate": 12_950,  # since stages are loaded without being trained
     "runtime.worker": 33_120,  # since shapes, turns and reads are kept, hooks reach by objects
-    "training.train": 99_730,  # since ranks divide ops, turns are dealt, Dynamo is asked
+    "training.train": 99_770,  # since turns are dealt, Dynamo is asked, hooks are named
 }
 _RUNNING = (
     "runtime",
