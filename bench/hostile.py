@@ -34,7 +34,7 @@ from typing import NamedTuple
 from bench.elastic_soak import Disturbed
 from bench.machine import machine
 from penstock.errors import RunError
-from penstock.members.launch_members import introduced
+from penstock.members.calling import introduced
 from penstock.members.token_proof import GREETING
 from penstock.members.words import Where
 from penstock.training.addresses import addresses_in

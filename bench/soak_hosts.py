@@ -23,7 +23,7 @@ from typing import Any
 from bench.network import Place, line
 from penstock.errors import RunError
 from penstock.training.addresses import addresses_in
-from penstock.training.chronicle import ENDED
+from penstock.training.at_work import ENDED
 from penstock.training.events import EVENTS
 
 HOSTS, RANKS_EACH = 2, 2

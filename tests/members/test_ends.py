@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.members.launch_members import Start, ask_to_stop
+from penstock.members.calling import ask_to_stop
+from penstock.members.launch_members import Start
 from penstock.members.member import GivenUpError, Outside, OverError, RunMember
 from penstock.members.words import View, Where
-from penstock.training.chronicle import ENDED
+from penstock.training.at_work import ENDED
 from tests.members import runs
 from tests.members.test_mesh import meshes
 

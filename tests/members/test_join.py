@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import RunError
-from penstock.members.launch_members import Caller, Lived, Scribe, Start, join, taken_in
+from penstock.members.calling import Caller
+from penstock.members.launch_members import Lived, Scribe, Start, join, taken_in
 from penstock.members.launch_members import newcomer as newcomer_at
 from penstock.members.member import Outside, RunMember
 from penstock.members.mesh import Mesh, listening

@@ -22,7 +22,7 @@ from penstock.members.mesh import SILENT_S, Mesh
 from penstock.members.words import Told
 from penstock.runtime.calls import StepResult
 from penstock.runtime.rank import Rank
-from penstock.training.chronicle import ENDED
+from penstock.training.at_work import ENDED
 from tests.members import runs
 from tests.members.network import LIMIT_S, Cable, Host, cable, kill, members_of, start_host, until
 from tests.members.test_processes import events_in, start_of

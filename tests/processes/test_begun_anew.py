@@ -7,11 +7,13 @@ from contextlib import closing
 import pytest
 
 from penstock.errors import RunError
-from penstock.processes.begun_anew import BegunAnew, is_asked_beside
+from penstock.processes.begun_anew import BegunAnew
+from penstock.processes.started import is_asked_beside
 
 ANSWERS = """
 import os, sys
-from penstock.processes.begun_anew import answer_beside, asked_beside, is_asked_beside
+from penstock.processes.begun_anew import answer_beside, asked_beside
+from penstock.processes.started import is_asked_beside
 asked = asked_beside()
 print("whatever the author's code prints")
 told = os.pread(asked["file"], 99, 0).decode()

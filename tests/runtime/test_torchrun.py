@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from penstock.plan.lower_plan import lower_plan, stages_of
+from penstock.processes.started import under_torchrun
 from penstock.runtime import launch
-from penstock.runtime.launch import under_torchrun
 from penstock.runtime.windows import repeated
 from penstock.runtime.worker import Task, work
 from tests.parity.models import captured, job_of, plain_loop, plan_of
@@ -18,7 +18,7 @@ from tests.runtime.as_torchrun import as_torchrun
 
 def trains() -> None:
     """Train as a rank of a torchrun job, in both ways, and print the losses that were told."""
-    assert launch.under_torchrun()
+    assert under_torchrun()
     store = launch.torchrun_store()
     made, job = captured("frozen", torch.float32), job_of("frozen", torch.float32, clip_norm=0.1)
     rank = int(os.environ["RANK"])

@@ -13,7 +13,7 @@ from penstock.members.mesh import listening, where_of
 from penstock.runtime.stop import Stopped
 from penstock.training import elastic_driver
 from penstock.training.addresses import Addresses, write_addresses
-from penstock.training.chronicle import ENDED
+from penstock.training.at_work import ENDED
 from penstock.training.elastic_driver import wait_for_end
 from penstock.training.elastic_hosts import _digest, known_in, noticing
 

@@ -5,6 +5,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,12 +14,13 @@ import pytest
 import penstock as ps
 from penstock.errors import RunError
 from penstock.listener import SILENT
+from penstock.members.encrypted import MARK
 from penstock.members.mesh import Mesh, listening, where_of
 from penstock.members.words import Welcome, Where
 from penstock.runtime.stop import Stopped
 from penstock.training import elastic_driver, ending, lock
 from penstock.training.addresses import Addresses, write_addresses
-from penstock.training.chronicle import ENDED
+from penstock.training.at_work import ENDED, check_free
 from penstock.training.ending import stop_run, tell_members, why_over
 from penstock.training.session import Session
 
@@ -67,17 +70,23 @@ def test_a_lock_of_one_that_died_stops_nobody(tmp_path: Path) -> None:
     assert over(tmp_path) == ""
 
 
-@pytest.fixture
-def member(tmp_path: Path):
-    """Yield a member of a run in `tmp_path`, which tells where it listens."""
+@contextmanager
+def listens(folder: Path, token: bytes = TOKEN) -> Generator[Mesh]:
+    """Yield a member of a run in `folder`, which tells where it listens."""
     end = listening()
     where = where_of(end, "")
-    mesh = Mesh(0, end, TOKEN)
+    mesh = Mesh(0, end, token)
     mesh.greets = lambda: Welcome({0: where}, "graph")
     mesh.start()
-    addresses(tmp_path, {0: where})
+    addresses(folder, {0: where}, token)
     yield mesh
     mesh.drop()
+
+
+@pytest.fixture
+def member(tmp_path: Path):
+    with listens(tmp_path) as mesh:
+        yield mesh
 
 
 def test_members_hear_that_the_run_is_to_end(member: Mesh, tmp_path: Path) -> None:
@@ -119,6 +128,14 @@ with locked(Path(sys.argv[1])):
         signal.pause()
     except KeyboardInterrupt:
         pass
+"""
+
+
+ASKS = """
+import sys
+from pathlib import Path
+from penstock.training.lock import holding_pid
+print(holding_pid(Path(sys.argv[1])))
 """
 
 
@@ -183,3 +200,43 @@ def test_a_folder_whose_ranks_are_at_work_is_refused_before_anything_is_done(
     with pytest.raises(RunError, match=words) as caught:
         ps.train("tests.cli.mlp:job", out=tmp_path, listener=None, **options)
     assert f"penstock stop {tmp_path}" in caught.value.hint
+
+
+def refused(folder: Path) -> tuple[bool, str]:
+    """Return whether `penstock train` had loaded torch when it was refused, and what it said."""
+    program = (
+        "import sys\nfrom penstock.cli import main\n"
+        f"code = main(['train', 'tests/cli/mlp.py', '--out', {str(folder)!r}])\n"
+        "assert code == 1, code\nsys.exit(7 if 'torch' in sys.modules else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode in (0, 7), done.stderr
+    return done.returncode == 7, done.stderr
+
+
+@pytest.mark.parametrize("token", [TOKEN, MARK + TOKEN])
+def test_train_is_refused_where_ranks_are_at_work_before_torch_is_loaded(
+    token: bytes, tmp_path: Path
+) -> None:
+    with listens(tmp_path, token):
+        has_torch, words = refused(tmp_path)
+    assert "ranks of an elastic run are at work" in words
+    assert not has_torch
+
+
+def test_train_is_refused_where_a_run_has_the_lock_before_torch_is_loaded(tmp_path: Path) -> None:
+    holds = [sys.executable, "-c", HOLDS, str(tmp_path)]
+    with subprocess.Popen(holds, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"holds\n"
+        has_torch, words = refused(tmp_path)
+        process.send_signal(signal.SIGINT)
+    assert f"is in use by process {process.pid}" in words
+    assert not has_torch
+
+
+def test_who_asks_whether_a_folder_is_free_keeps_the_lock_of_its_own(tmp_path: Path) -> None:
+    with lock.locked(tmp_path):
+        check_free(tmp_path)
+        asked = [sys.executable, "-c", ASKS, str(tmp_path)]
+        assert subprocess.run(asked, stdout=subprocess.PIPE).stdout == f"{os.getpid()}\n".encode()

@@ -71,7 +71,7 @@ def degree_asked(tensor: int | None, asks: Mapping[str, object]) -> int | None:
     That is 1 where what else is asked for leaves no more, and where torchrun has started the ranks.
     Raises:   PlanError: more are asked for, together with what no such plan has.
     """
-    from penstock.runtime.launch import under_torchrun
+    from penstock.processes.started import under_torchrun
 
     check_alone(tensor, asks)
     return 1 if tensor is None and (any(asks.values()) or under_torchrun()) else tensor

@@ -151,7 +151,7 @@ def started_on(given: Cluster | Path | str) -> Cluster:
     given:    the cluster, or the file that describes it.
     Raises:   ClusterError: damaged; other hosts than these, or with other numbers of ranks.
     """
-    from penstock.runtime.launch import under_torchrun
+    from penstock.processes.started import under_torchrun
 
     cluster = given if isinstance(given, Cluster) else Cluster.load(given)
     path = "the cluster" if isinstance(given, Cluster) else given

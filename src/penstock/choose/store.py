@@ -26,7 +26,7 @@ from penstock.errors import CheckpointError
 from penstock.examine.surroundings import NOTES, is_as_then
 from penstock.files import Json, cache_folder, read_json, write_text
 from penstock.job import Job, is_users
-from penstock.runtime.launch import under_torchrun
+from penstock.processes.started import under_torchrun
 from penstock.typed import damage, typed
 
 Kept = TypeVar("Kept")

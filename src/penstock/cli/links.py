@@ -36,7 +36,7 @@ def links(out: Path | None, region: str, *, as_json: bool) -> None:
 
     from penstock.device import here
     from penstock.gauge.hosts import measured_kinds
-    from penstock.runtime.launch import under_torchrun
+    from penstock.processes.started import under_torchrun
 
     if not (here().can_fork or under_torchrun()):
         _start_ranks()

@@ -12,6 +12,8 @@ from penstock.cli import face
 from penstock.cli.flags import TRAIN
 from penstock.cli.options import File, asked, taking
 from penstock.errors import JobError, RunError
+from penstock.processes.started import is_asked_beside, under_torchrun
+from penstock.training.at_work import check_unused, folder_of
 from penstock.training.options import OPTIONS, Options
 
 
@@ -28,6 +30,7 @@ def train(
     Example: penstock train examples/gpt.py --out runs/gpt
     """
     options = asked(flags, file=file)
+    _check_unused(job, options)
     with face.busy("loading PyTorch"):
         from penstock.examine.alive import set_apart
         from penstock.training import view
@@ -51,6 +54,15 @@ def train(
         )
         message = f"the {until['by']} loss is {last} in the end, not {until['loss']:g}"
         raise RunError(message, hint="num_steps=N resume=True goes on; or ask for another loss")
+
+
+def _check_unused(job: str, options: Options) -> None:
+    """Raise where ranks of a run are at work in the folder, before anything that takes time.
+
+    Raises:   RunError.
+    """
+    if not (under_torchrun() or is_asked_beside()):
+        check_unused(folder_of(job, options.get("out")))
 
 
 def _to_start(options: Options) -> int:

@@ -5,8 +5,12 @@ Each rank then still holds the state after the step before.  So the member that 
 its generation as one does that has lost another, says why, and is in the next one, too, which only
 writes a checkpoint; then all raise the error.
 
-Left out: an error in an update, which leaves a part of the weights changed; one of numbers that are
-not finite, of which ranks leave what they hold (runtime/finite.py); a disk that is full.
+An error in an update leaves a part of the weights changed, of a step that counts.  That member then
+holds nothing but its copy of another one; the checkpoint has what replicas and guards hold: after
+that step where any of them has made its update, else after the one before.
+
+Left out: an error in the update of each that holds the same weights; one of numbers that are not
+finite, of which ranks leave what they hold (runtime/finite.py); a disk that is full.
 """
 
 import traceback
@@ -21,19 +25,32 @@ from penstock.runtime.left_steps import NOT_LEFT
 
 
 def may_be_saved(
-    problem: Exception, vote: Vote | None, done: int, checkpoints: Path | None
+    problem: Exception, vote: Vote | None, done: int, checkpoints: Path | None, *, alone: bool
 ) -> bool:
     """Return whether a checkpoint after `done` steps is worth writing before an error is raised.
 
     vote:   of the generation in which the error came; None: that was before its first step.
+    alone:  whether nobody else may hold what this member does.
     """
     if isinstance(problem, NOT_LEFT):
         return False
     if isinstance(problem, OSError) and problem.errno in FULL:
         return False
-    if checkpoints is None or vote is None or not done or vote.passed >= done:
+    if checkpoints is None or vote is None:
         return False
-    return not (folders.folder_of(checkpoints, done) / "state.json").exists()
+    if is_in_update(vote, done):
+        return not alone
+    return done > 0 and not is_kept(checkpoints, done)
+
+
+def is_in_update(vote: Vote, done: int) -> bool:
+    """Return whether an error came once a step counted, and before its update was made."""
+    return vote.passed >= done
+
+
+def is_kept(checkpoints: Path, done: int) -> bool:
+    """Return whether there is a checkpoint after `done` steps."""
+    return (folders.folder_of(checkpoints, done) / "state.json").exists()
 
 
 def failed_by(problem: Exception) -> Failed:

@@ -492,6 +492,14 @@ class Guardian:
         if self._copy is not None and not self._every and self._copy.done == done - 1:
             self._copy.count(done)
 
+    def may_count(self, done: int) -> bool:
+        """Note that so many steps have happened, unless the update of the copy fails, too."""
+        try:
+            self.counts(done)
+        except Exception:  # noqa: BLE001 - the job's own optimizer may raise anything
+            self._copy = None
+        return self._copy is not None
+
     def catalog(self, done: int) -> tuple[dict[str, HeldTensor], dict[str, object]]:
         """Return what there is of the other rank's state after so many steps, by key."""
         if self._copy is None:

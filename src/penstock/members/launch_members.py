@@ -11,14 +11,13 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import random
-import secrets
 import signal
 import socket
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from multiprocessing.connection import Connection
@@ -30,12 +29,13 @@ from penstock import _compat
 from penstock.errors import BatchMisfitError, PenstockError, RankMisfitError, RunError
 from penstock.files import FULL, NO_ROOM
 from penstock.gauge.hosts import place_key
+from penstock.members.calling import Caller, newcomer
 from penstock.members.ends import Join, joined
 from penstock.members.member import GivenUpError, Outside, OverError, Pilot, RunMember
-from penstock.members.mesh import Mesh, address_towards, listening, where_of
+from penstock.members.mesh import Mesh, listening, where_of
 from penstock.members.notice import looking
 from penstock.members.own_fault import is_own_fault
-from penstock.members.words import Ask, Failed, Stop, View, Welcome, Where, WireError
+from penstock.members.words import Ask, Failed, View, Welcome, Where, WireError
 from penstock.processes.child import let_children_die_with_this, outlive_parent
 from penstock.processes.inherited import be_as_plain
 from penstock.processes.spared_readers import spare
@@ -50,7 +50,6 @@ AGAIN_S = 60.0  # for which others may take to let a member in again that they h
 _CALL_S = 5.0  # for which a newcomer tries to reach all members that it knows of
 _ASK_S, _LOOK_S = 1.0, 0.05  # between its questions, and between looks whether it has to go
 _ENDS_S = 60.0  # for which others may take once one has said that the run is over
-_FIRST_NEWCOMER = 2**20  # numbers below are those of members that began the run
 
 _STEP_FIELDS = tuple(each.name for each in fields(StepResult))
 
@@ -433,62 +432,6 @@ def _finish(
 
 
 # -- newcomers ------------------------------------------------------------------------------------
-
-
-def introduced(where: Where, token: bytes) -> Welcome:
-    """Return what a member of a run tells of it to who knows its token.
-
-    Raises:   RunError: no such host; nobody is there, or does not take the token.
-    """
-    with _calling(where, token) as caller:
-        return caller.mesh.call(where, Ask(caller.where, "", ()))
-
-
-@contextlib.contextmanager
-def _calling(where: Where, token: bytes) -> "Generator[Caller]":
-    """Yield who can call a member of a run without being one.
-
-    Raises:   RunError: no such host.
-    """
-    try:
-        own = address_towards(where.host)
-    except OSError as problem:
-        raise RunError(f"{where.host} cannot be reached: {problem.strerror}") from problem
-    caller = newcomer(Where(own, 0, ""), token, "")
-    caller.mesh.start()
-    try:
-        yield caller
-    finally:
-        caller.mesh.close()
-
-
-def ask_to_stop(where: Where, token: bytes) -> None:
-    """Ask a member of a run, as one that knows its token, to end the run with a checkpoint.
-
-    Raises:   RunError: as `introduced`.
-    """
-    with _calling(where, token) as caller:
-        caller.mesh.call(where, Ask(caller.where, "", ()))
-        caller.mesh.tell(Stop())
-
-
-class Caller(NamedTuple):
-    """A newcomer: its lines, where it listens, and the digest of the step that it has traced.
-
-    in_vain: whether it need not wait any more: it has to go, or the run is over.
-    """
-
-    mesh: Mesh
-    where: Where
-    graph: str
-    in_vain: Callable[[], bool] = lambda: False
-
-
-def newcomer(at: Where, token: bytes, graph: str) -> Caller:
-    """Return a newcomer that listens at the host of `at`; no other member has its number."""
-    listens = listening(at.host)
-    number = _FIRST_NEWCOMER + secrets.randbelow(2**40)
-    return Caller(Mesh(number, listens, token), where_of(listens, at.key, at.pool), graph)
 
 
 def taken_in(

@@ -31,7 +31,7 @@ from penstock.checkpoints.saver import Saver, is_due
 from penstock.device import here
 from penstock.errors import PenstockError, RunError
 from penstock.heap import keep_freed_memory
-from penstock.members.failing import failed_by, may_be_saved
+from penstock.members.failing import failed_by, is_in_update, may_be_saved
 from penstock.members.guard import Guardian
 from penstock.members.mesh import SILENT_S, Mesh
 from penstock.members.moving import held_row, move, moves_to
@@ -326,15 +326,30 @@ class RunMember:
         own = own_fault_in(problem) if len(self.mesh.members) > 1 else None
         if own is not None:
             raise own  # the others go on, also where it came as the job's error
-        if not may_be_saved(problem, vote, self._state.done, folder):
+        alone = len(view.members) == 1
+        if not may_be_saved(problem, vote, self._state.done, folder, alone=alone):
             if isinstance(problem, PenstockError):
                 self.mesh.tell(failed_by(problem))
             raise problem
         self._fails = failed_by(problem)
+        if vote is not None and is_in_update(vote, self._state.done):
+            self._spoil()
         self.outside.says("the job fails: a checkpoint is written first")
         self._abort()
         if self._saver is not None:
             self._saver.leave()
+
+    def _spoil(self) -> None:
+        """Hold nothing but the copy of another member: of its own the update has changed a part."""
+        state, guard = self._state, self._guard
+
+        def without_update() -> None:
+            kept = guard is not None and guard.may_count(state.done + 1)
+            own = (guard,) if guard is not None and kept else ()
+            self._state = _State(state.done + 1, own, state.scale)
+
+        own = () if guard is None else (guard,)
+        self._state = _State(state.done, own, state.scale, without_update, state.undo)
 
     def _end_failed(self, view: View) -> None:
         """Raise the error with which a run ends, if it does.

@@ -21,7 +21,6 @@ from types import FrameType
 from typing import Literal, NamedTuple, final
 
 import penstock
-from penstock import _compat
 
 TOLD_S, LEAVES_S = 5.0, 20.0
 TIMES_TOLD, TIMES_LEAVES = 5, 20  # the longest step
@@ -104,6 +103,8 @@ class StepWatch:
         stood_s = self._clock() - self._since_s
         if not self._count or stood_s < max(TOLD_S, TIMES_TOLD * self._longest_s):
             return "goes"
+        from penstock import _compat  # with torch, which who only asks a rank does without
+
         spot = spot_of(_compat.frame_of(self._thread))
         if spot is not None and spot.validates and stood_s > VALIDATES_S and not self._is_told:
             self._is_told = True

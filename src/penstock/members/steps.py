@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol, final
 import torch
 
 from penstock.checkpoints.control import Control, Do
+from penstock.members.failing import is_kept
 from penstock.members.vote import Vote, Wishes
 from penstock.members.words import Told
 from penstock.program.alone import fewest_holders
@@ -116,7 +117,11 @@ class GenerationSteps:
         return over
 
     def _saved_only(self) -> Over:
-        """Write a checkpoint after the steps before the first one."""
+        """Write a checkpoint after the steps before the first one, where there is none."""
+        folder = self.task.policy.folder
+        if folder is not None and is_kept(folder, self.first):
+            self.is_over = True
+            return Over([])
         with torch.no_grad():
             worker.save_due(self.task, self.watch, self.first, "stop", is_last=False)
         self.is_over = True

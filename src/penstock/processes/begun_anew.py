@@ -19,8 +19,8 @@ from typing import Any, final
 
 from penstock.errors import RunError
 from penstock.processes.child import die_with
+from penstock.processes.started import ASKED
 
-_ASKED = "PENSTOCK_ASKED_BESIDE"  # the files by which it is asked, and answers
 _LAST = 2_000  # characters of what it has said
 _END_S = 30.0  # for which it may still go on once it has answered
 
@@ -38,7 +38,7 @@ class BegunAnew:
         question = os.memfd_create("penstock asked")
         os.write(question, json.dumps(asked).encode())
         receiver, sender = os.pipe()
-        own = {_ASKED: f"{question} {sender}", "LOCAL_RANK": str(index)}
+        own = {ASKED: f"{question} {sender}", "LOCAL_RANK": str(index)}
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed with this
         self._process = subprocess.Popen(
             [sys.executable, *sys.orig_argv[1:]],
@@ -93,18 +93,13 @@ class BegunAnew:
         self._said.close()
 
 
-def is_asked_beside() -> bool:
-    """Return whether this process was begun anew, to do something else than its command says."""
-    return _ASKED in os.environ
-
-
 def asked_beside() -> dict[str, Any]:
     """Return what this process is asked for."""
-    file, _ = map(int, os.environ[_ASKED].split())
+    file, _ = map(int, os.environ[ASKED].split())
     return json.loads(os.pread(file, os.fstat(file).st_size, 0))
 
 
 def answer_beside(content: object) -> None:
     """Answer what this process was asked, with JSON values."""
-    _, file = map(int, os.environ[_ASKED].split())
+    _, file = map(int, os.environ[ASKED].split())
     Connection(os.dup(file), readable=False).send_bytes(json.dumps(content).encode())

@@ -76,11 +76,6 @@ _PrefixStore: Any = dist.PrefixStore  # pyright: ignore[reportPrivateImportUsage
 _rendezvous: Any = dist.rendezvous  # pyright: ignore
 
 
-def under_torchrun() -> bool:
-    """Return whether this process is a rank that torchrun started."""
-    return "TORCHELASTIC_RUN_ID" in os.environ and "RANK" in os.environ
-
-
 def run_threads(
     work: Work, num_ranks: int, report: Report, *, groups: Groups = ()
 ) -> list[RankResult]:

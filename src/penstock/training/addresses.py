@@ -21,9 +21,8 @@ from penstock.members.words import Where
 from penstock.pilot.goal import Goal
 from penstock.plan.plan import Plan
 from penstock.profile.noise import EVERY as NOISE_EVERY
+from penstock.training.at_work import ADDRESSES
 from penstock.typed import damage, typed
-
-ADDRESSES = "elastic.json"
 
 
 class RunTerms(NamedTuple):

@@ -22,6 +22,7 @@ from penstock.job import Job
 from penstock.listener import SILENT
 from penstock.pilot.goal import GoalWatch
 from penstock.runtime.calls import StepResult
+from penstock.training.at_work import ENDED
 from penstock.training.results import RunEnd, Trained, finished, read_back
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from penstock.runtime.worker import RankResult
 
 Stop = Literal["stopped"]
-METRICS, ENDED = "metrics.jsonl", ".ended.json"
+METRICS = "metrics.jsonl"
 _OF_A_ROW = ("step", "loss", "seconds", "samples_per_second", "tokens_per_second")
 
 

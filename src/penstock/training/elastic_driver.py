@@ -36,10 +36,10 @@ from penstock.runtime.calls import StepResult
 from penstock.runtime.stop import Stopped, stopping
 from penstock.search.shapes import Fixed
 from penstock.training.addresses import RunTerms, addresses_in, write_addresses
+from penstock.training.at_work import ENDED
 from penstock.training.audited_run import audited_by_plan, audits_of, with_audits
 from penstock.training.begin import Begin
 from penstock.training.chronicle import (
-    ENDED,
     Chronicle,
     RunAbout,
     ended,

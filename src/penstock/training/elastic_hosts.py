@@ -28,7 +28,8 @@ from penstock.members.launch_members import Here, Places
 from penstock.members.words import Where
 from penstock.pilot.wishes import pool_here
 from penstock.runtime.stop import Stopped, stopping
-from penstock.training.addresses import ADDRESSES, Addresses, addresses_in, write_addresses
+from penstock.training.addresses import Addresses, addresses_in, write_addresses
+from penstock.training.at_work import ADDRESSES
 from penstock.training.audited_run import audited_by_plan, with_audits
 from penstock.training.begin import Begin
 from penstock.training.chronicle import ended

@@ -13,11 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from penstock.errors import RunError
-from penstock.members.launch_members import ask_to_stop
+from penstock.members.calling import ask_to_stop
 from penstock.members.mesh import anybody_at
 from penstock.training import lock
-from penstock.training.addresses import ADDRESSES, addresses_in
-from penstock.training.chronicle import ENDED
+from penstock.training.addresses import addresses_in
+from penstock.training.at_work import ADDRESSES, ENDED
 
 _LOOK_S = 0.1
 

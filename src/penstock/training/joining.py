@@ -6,7 +6,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,8 +23,9 @@ from penstock.files import read_bytes
 from penstock.gauge.hosts import place_key
 from penstock.job import Job
 from penstock.listener import SILENT, Listener
-from penstock.members.launch_members import NOBODY, Lived, Scribe, Start, introduced, join, newcomer
-from penstock.members.mesh import address_towards, anybody_at
+from penstock.members.calling import introduced, newcomer
+from penstock.members.launch_members import NOBODY, Lived, Scribe, Start, join
+from penstock.members.mesh import address_towards
 from penstock.members.words import Where
 from penstock.pilot.goal import REACHED, GoalWatch
 from penstock.pilot.phases import until_in
@@ -37,15 +37,15 @@ from penstock.runtime.stop import stopping
 from penstock.script import as_started
 from penstock.search.shapes import Fixed
 from penstock.training.addresses import (
-    ADDRESSES,
     Addresses,
     RunTerms,
     addresses_in,
     addresses_of,
     job_digest,
 )
+from penstock.training.at_work import ADDRESSES, ENDED
 from penstock.training.begin import Begin
-from penstock.training.chronicle import ENDED, Chronicle, RunAbout, sizes
+from penstock.training.chronicle import Chronicle, RunAbout, sizes
 from penstock.training.elastic_driver import save_predicted, wait_for_end, ways_of
 from penstock.training.elastic_run import ElasticRun, RunPilot
 from penstock.training.mirror import mirroring_next
@@ -57,20 +57,6 @@ if TYPE_CHECKING:
 
 LIMIT_S = 60.0  # for which a run may take to let another rank in
 TCP = "tcp://"
-
-
-def is_under_way(folder: Path) -> bool:
-    """Return whether ranks of an elastic run in `folder` are at work."""
-    if not (folder / ADDRESSES).exists() or (folder / ENDED).exists():
-        return False
-    known = addresses_in(folder)
-    if not anybody_at(known.members.values()):
-        return False
-    for where in known.members.values():
-        with suppress(RunError, OSError):  # another program may listen there by now
-            introduced(where, known.secret)
-            return True
-    return False
 
 
 def _nobody(question: str) -> bool:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 def plans_keys(session: "Session") -> bool:
     """Return whether the steps of a session have several shapes that a plan may have."""
-    from penstock.runtime.launch import under_torchrun
+    from penstock.processes.started import under_torchrun
 
     asked = session.elastic, session.goal, session.asked.policy, session.job.batch_by_ranks
     return len(keys_of(session.job)) > 1 and not (any(asked) or under_torchrun())

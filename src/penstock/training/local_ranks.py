@@ -22,9 +22,8 @@ from penstock.cluster.cluster import Cluster
 from penstock.device import all_here, here
 from penstock.errors import PenstockError, RunError
 from penstock.plan.plan import Plan
-from penstock.processes.begun_anew import is_asked_beside
 from penstock.processes.child import die_with
-from penstock.runtime.launch import under_torchrun
+from penstock.processes.started import is_asked_beside, under_torchrun
 from penstock.runtime.stop import handed_on
 
 UNPLANNED = 75  # how a rank exits that has found that no plan can train the job

@@ -64,11 +64,16 @@ def _taken(path: Path) -> int:
             if path.exists() and os.path.samestat(os.fstat(file), path.stat()):
                 return file
         except (BlockingIOError, PermissionError) as problem:
-            message = f"{path.parent} is in use by {_holder(file)}"
+            holder = _holder(file)
             os.close(file)
-            hint = "wait for that run to end, or give this one another folder: out=DIR"
-            raise RunError(message, hint=hint) from problem
+            raise in_use(path.parent, holder) from problem
         os.close(file)  # who held it has just ended, and took the file away
+
+
+def in_use(folder: Path, holder: str) -> RunError:
+    """Return the error of who would write where another run does."""
+    hint = "wait for that run to end, or give this one another folder: out=DIR"
+    return RunError(f"{folder} is in use by {holder}", hint=hint)
 
 
 def is_held(folder: Path) -> bool:

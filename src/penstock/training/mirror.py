@@ -92,11 +92,6 @@ class MirrorPlace(NamedTuple):
         return dict(sorted(found.items()))
 
 
-def url_of(out: Path | str | None) -> str:
-    """Return the URL that names where a run is kept; "": it is a folder's path."""
-    return out if isinstance(out, str) and "://" in out else ""
-
-
 def place_of(url: str) -> MirrorPlace:
     """Return where a mirror is.
 

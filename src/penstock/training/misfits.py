@@ -14,7 +14,7 @@ from penstock.choose.update_memory import forgets
 from penstock.errors import AloneError, PenstockError, RankMisfitError
 from penstock.pilot.phases import PHASES, until_in
 from penstock.prove.audits import Audited
-from penstock.training.addresses import ADDRESSES
+from penstock.training.at_work import ADDRESSES
 from penstock.training.audited_run import gone_back_to_start, rewind
 from penstock.training.begin import Begin
 

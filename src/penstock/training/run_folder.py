@@ -14,8 +14,8 @@ from penstock.pilot.wishes import DECISIONS, LOG, POLICY, TABLE, WANTED
 from penstock.prove.audits import AUDITS, KEPT
 from penstock.script import script_of
 from penstock.training import saved
+from penstock.training.at_work import ENDED
 from penstock.training.begin import Begin
-from penstock.training.chronicle import ENDED
 from penstock.training.finished import NothingLeftError
 from penstock.training.results import resumption
 

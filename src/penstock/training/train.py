@@ -27,7 +27,7 @@ from penstock.choose.run_windows import (
 from penstock.choose.settle import CheckOptions
 from penstock.cluster.cluster import Cluster
 from penstock.device import here, idle_words
-from penstock.errors import JobError, PlanError, RunError
+from penstock.errors import JobError, PlanError
 from penstock.job import Job
 from penstock.listener import SILENT, Listener, Row, SaysOnly
 from penstock.members.encrypted import check_installed
@@ -35,17 +35,16 @@ from penstock.members.notice import place_of_notice
 from penstock.pilot.goal import Goal, GoalWatch
 from penstock.pilot.wishes import POLICY
 from penstock.plan.plan import Plan
-from penstock.processes.begun_anew import is_asked_beside
+from penstock.processes.started import is_asked_beside, under_torchrun
 from penstock.prove.audits import parse_audit
 from penstock.rules.rule import Rule, load
-from penstock.runtime.launch import under_torchrun
 from penstock.script import as_started, script_of, with_arguments
 from penstock.search.shapes import Fixed
+from penstock.training.at_work import check_free, folder_of, is_under_way, url_of
 from penstock.training.audit_anew import audit_beside
 from penstock.training.callbacks import Hearing, check_declared
-from penstock.training.joining import is_under_way, join_on_host
+from penstock.training.joining import join_on_host
 from penstock.training.lock import locked
-from penstock.training.mirror import url_of
 from penstock.training.options import OPTIONS, Options, asked_for, check_known
 from penstock.training.run_asked import RunAsked
 from penstock.training.saved import check_policy, text_in
@@ -143,7 +142,7 @@ class Request(NamedTuple):
 
         Raises:   PlanError: it is a file.
         """
-        return _folder_of(self.job, self.options.get("out"))
+        return folder_of(self.job if isinstance(self.job, str) else "", self.options.get("out"))
 
 
 def train_requested(request: Request, listener: Listener | None) -> "Trained | None":
@@ -168,7 +167,7 @@ def train_requested(request: Request, listener: Listener | None) -> "Trained | N
             audit_beside(_session(request, SILENT))
             return None
         if not under_torchrun():
-            _check_free(request.folder)  # before anything that takes time
+            check_free(request.folder)  # before anything that takes time
             return _in_hand(_train_here(_session(request, heard)), job, heard)
         if is_elastic and is_under_way(folder := request.folder):
             named = job if isinstance(job, str) else None
@@ -419,21 +418,9 @@ def _every(options: Options, cluster: Cluster | None, listener: Listener) -> Che
 
 def _train_here(session: Session) -> "Trained":
     with locked(session.folder):
-        _check_free(session.folder)
+        check_free(session.folder)
         with session.mirrored():
             return session.lead()
-
-
-def _check_free(folder: Path) -> None:
-    """Raise where ranks of an elastic run go on, whoever began it.
-
-    Raises:   RunError.
-    """
-    if is_under_way(folder):
-        hint = (
-            f"`penstock stop {folder}` ends it; `penstock join {folder}` makes this process one of"
-        )
-        raise RunError(f"ranks of an elastic run are at work in {folder}", hint=f"{hint} them")
 
 
 @contextmanager
@@ -445,24 +432,3 @@ def _one_thread() -> "Generator[None]":
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _folder_of(job: Job | str, out: Path | str | None) -> Path:
-    """Return the folder of the run.
-
-    Raises:   PlanError: it is a file.
-    """
-    folder = Path("runs") / (_name(job) if isinstance(job, str) else "job") if out is None else out
-    if url_of(out):
-        folder = Path("runs") / url_of(out).rstrip("/").rpartition("/")[2]
-    if Path(folder).exists() and not Path(folder).is_dir():
-        hint = "give out a folder, or a new name"
-        raise PlanError(f"{folder} is a file, not a folder", hint=hint)
-    return Path(folder)
-
-
-def _name(job: str) -> str:
-    job = script_of(job).job
-    place, _, name = job.rpartition(":") if ":" in job else (job, "", "")
-    stem = Path(place).stem.rpartition(".")[2] or "job"
-    return f"{stem}-{name}" if name else stem
