@@ -64,11 +64,10 @@ def test_an_error_in_data_ends_all_with_a_checkpoint_of_the_steps_before_it(
 
 def spoiled(monkeypatch: pytest.MonkeyPatch, *, everywhere: bool) -> None:
     """Let the update of the third step change a part of the weights, and fail: once, or always."""
-    failed, step = threading.Event(), StageWeights.step
+    first, step = threading.Lock(), StageWeights.step
 
     def broken(weights: StageWeights, number: int, factor: float = 1.0) -> None:
-        if number == 2 and (everywhere or not failed.is_set()):
-            failed.set()
+        if number == 2 and (first.acquire(blocking=False) or everywhere):
             weights.flats[0].zero_()
             raise KeyError("momentum of row 9")
         step(weights, number, factor)
@@ -116,7 +115,7 @@ def test_where_all_updates_fail_guards_write_the_step_before(
     spoiled(monkeypatch, everywhere=True)
     ways = runs.ways_of("gpt", "adamw", 3)
     told = runs.run(ways, {3: runs.plan_for(ways, *shape, guard=guard)}, 3, tmp_path)
-    assert all("momentum of row 9" in str(end.problem) for end in told.ended.values())
+    assert [str(e.problem) for e in told.ended.values() if "row 9" not in str(e.problem)] == []
     check_kept(tmp_path, 2)
 
 
@@ -126,7 +125,7 @@ def test_where_all_replicas_fail_in_an_update_the_checkpoint_before_stays(
     spoiled(monkeypatch, everywhere=True)
     ways = runs.ways_of("gpt", "adamw", 2)
     told = runs.run(ways, {2: runs.plan_for(ways, 1, 2)}, 2, tmp_path, every=2)
-    assert all("momentum of row 9" in str(end.problem) for end in told.ended.values())
+    assert [str(e.problem) for e in told.ended.values() if "row 9" not in str(e.problem)] == []
     check_kept(tmp_path, 2)
 
 

@@ -51,6 +51,7 @@ from penstock.runtime.rank import Rank
 from penstock.runtime.worker import RankResult, Task
 from penstock.state.python_state import packed
 from penstock.state.tensor_parts import key_in, whole
+from penstock.taken import counted
 from penstock.transport.transport import Transport, TransportError
 
 _SEEK_S = 1.0  # between two attempts to reach those that cannot be reached
@@ -333,11 +334,19 @@ class RunMember:
             raise problem
         self._fails = failed_by(problem)
         if vote is not None and is_in_update(vote, self._state.done):
+            self._newest = self._counted(view, vote)
             self._spoil()
         self.outside.says("the job fails: a checkpoint is written first")
         self._abort()
         if self._saver is not None:
             self._saver.leave()
+
+    def _counted(self, view: View, vote: Vote) -> Told:
+        """Return the step that counts, whose update fails here."""
+        told = vote.told
+        assert told is not None, "a step counts"
+        count = round(counted(self.pilot.task(view).joined, int(told.micro_batches)))
+        return Told(told.step, told.loss, self._watch.stood_s, count, dict(told.figures))
 
     def _spoil(self) -> None:
         """Hold nothing but the copy of another member: of its own the update has changed a part."""
@@ -563,15 +572,28 @@ class RunMember:
         """Make the update of a step that others have seen happen, and tell what is held then."""
         ahead = self._ahead(view)
         if ahead:
-            self._state.finish()
             self._newest = ahead[0].newest
+            try:
+                self._state.finish()
+            except Exception as problem:  # noqa: BLE001 - the job's own optimizer may raise anything
+                self._fails = failed_by(problem)
+                self._spoil()
             self._say(view)
 
     def _ahead(self, view: View) -> list[Halt]:
-        """Return what members have told that have done a step more than this one."""
+        """Return what members have told that have seen a step more happen than this one.
+
+        One whose own update fails has seen it, and has not done it; so does this one then, and
+        waits for one that has.
+        """
         told = (self.mesh.stopped[m] for m in view.members if m in self.mesh.stopped)
-        ended = (one for one in told if one.generation == view.generation)
-        return [one for one in ended if one.done > self._state.done]
+        ended = [one for one in told if one.generation == view.generation]
+        done = self._state.done
+        return [
+            one
+            for one in ended
+            if one.done > done or (not self._fails and one.counted_steps > done)
+        ]
 
     def _say(self, view: View) -> None:
         if self.mesh.view is not None and self.mesh.view.generation >= view.generation:

@@ -98,9 +98,14 @@ class StepWatch:
         self._since_s, self._is_told = now, False
         self._count += 1
 
+    @property
+    def stood_s(self) -> float:
+        """Return for how long the step has gone on that the rank is in."""
+        return self._clock() - self._since_s
+
     def look(self) -> Stands:
         """Return whether the rank stands, and whether it has for too long."""
-        stood_s = self._clock() - self._since_s
+        stood_s = self.stood_s
         if not self._count or stood_s < max(TOLD_S, TIMES_TOLD * self._longest_s):
             return "goes"
         from penstock import _compat  # with torch, which who only asks a rank does without

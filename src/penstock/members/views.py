@@ -96,5 +96,6 @@ def left_of(
     if not kept:
         kept = [member for member in here if gone[member] == "notice"]
         gone = {member: how for member, how in gone.items() if how != "notice"}
-    newest = next((s.newest for s in told.values() if s.done == done and s.newest), None)
+    known = (s.newest for s in told.values() if s.newest and s.newest.step < done)
+    newest = next(known, None)
     return Left(tuple(kept), done, gone, newest)

@@ -100,6 +100,7 @@ class Halt(msgspec.Struct, frozen=True, tag="stopped"):
 
     done:    steps that it has finished; it holds the state after the last of them.
     newest:  that last step; None where it was done by an earlier run, or is known to others only.
+             The step behind it where that counts, and the update fails here.
     lost:    members that it cannot reach.
     leaves:  whether it wants to go.
     validated:  the newest step of which it has heard the validation.
@@ -115,6 +116,11 @@ class Halt(msgspec.Struct, frozen=True, tag="stopped"):
     leaves: bool = False
     validated: int = -1
     fails: Failed | None = None
+
+    @property
+    def counted_steps(self) -> int:
+        """Return how many steps it has seen happen: one more than it has done, where that fails."""
+        return self.done if self.newest is None else max(self.done, self.newest.step + 1)
 
 
 class View(msgspec.Struct, frozen=True, tag="view"):
