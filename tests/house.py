@@ -22,7 +22,7 @@ BEHIND = {  # lines that may stand behind a module
     "program.program": 5_190,  # since each reduction has a class of its own
     "simulate.simulate": 12_950,  # since stages are loaded without being trained
     "runtime.worker": 33_120,  # since shapes, turns and reads are kept, hooks reach by objects
-    "training.train": 99_960,  # since a failed update is saved around, folders asked for early
+    "training.train": 99_920,  # since a failed update is saved around, folders asked for early
 }
 _RUNNING = (
     "runtime",
