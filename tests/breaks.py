@@ -5131,6 +5131,22 @@ BREAKS = (
         "a hook behind a gradient is taken for the loss",
     ),
     Break(
+        "a jagged tensor is another in each micro-batch",
+        "examine/dataflow.py",
+        "    return tuple(None if isinstance(n, torch.SymInt) else n for n in tensor.shape)\n",
+        "    return tuple(tensor.shape)\n",
+        ("tests/training/test_unlike.py",),
+        "the number of a ragged size is taken for what the loss computes: one process",
+    ),
+    Break(
+        "jagged tensors of unlike lengths are alike",
+        "examine/impurities.py",
+        '        return f"{leaf.dtype} of layout {leaf.layout}{sizes}"\n',
+        '        return f"{leaf.dtype} of layout {leaf.layout}"\n',
+        ("tests/training/test_unlike.py",),
+        "that their lengths differ is taken for another computation: one process",
+    ),
+    Break(
         "unlike micro-batches hide what else is wrong",
         "examine/impurities.py",
         "        others = [one for one in found if not one.batch]",

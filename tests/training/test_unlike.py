@@ -14,7 +14,6 @@ from penstock.errors import GraphError
 from penstock.examine.examine import examine
 from penstock.graph.trace import capture
 from penstock.job import Job
-from penstock.prove.plain import Plain
 from penstock.prove.prove import prove_eager
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:.*nested tensors")
@@ -143,16 +142,18 @@ def test_what_else_is_found_is_for_one_process() -> None:
     assert not found.no_plan
 
 
-def test_jagged_batch_is_trained() -> None:
+@pytest.mark.parametrize("lengths_of", [lengths, lambda k: [2 + (k + at) % 3 for at in range(3)]])
+def test_jagged_batch_is_trained_by_replicas(lengths_of: Callable[[int], list[int]]) -> None:
     def data(start: int) -> Iterator[Any]:
         for k in itertools.count(start):
             g = Generator().manual_seed(k)
-            rows = [reals(g, n, 4) for n in lengths(k)]
+            rows = [reals(g, n, 4) for n in lengths_of(k)]
             yield torch.nested.nested_tensor(rows, layout=torch.jagged)
 
     def loss(model: nn.Module, x: Any) -> Tensor:
         return model(x).values().square().mean()
 
     job = Job(linear, loss, data, lambda w: torch.optim.SGD(w, lr=0.1), micro_batches=2)
-    assert not examine(job).failed
-    assert Plain(job).gradients(0).loss > 0
+    found = examine(job)
+    assert (found.failed, found.one_process) == ("", "")
+    assert prove_eager(job, 2, (0, 3), laws=found.laws).problem == ""

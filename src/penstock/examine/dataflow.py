@@ -143,7 +143,7 @@ class Recorder(_compat.DispatchMode):
         """Return the name of what a tensor holds, and how it looks at it."""
         held = self._held(tensor)
         if tensor.layout is not torch.strided:
-            return ("tensor", held.name, tuple(tensor.shape), str(tensor.dtype))
+            return ("tensor", held.name, _shape_of(tensor), str(tensor.dtype))
         first = self.origins.get(_key(tensor), 0)
         offset = tensor.storage_offset() * tensor.element_size() - first
         place = offset, tuple(tensor.shape), tensor.stride()
@@ -416,10 +416,15 @@ def _key(tensor: Tensor) -> int | None:
         return None
 
 
+def _shape_of(tensor: Tensor) -> tuple[int | None, ...]:
+    """Return a shape; a ragged size, of which each jagged tensor has another, is None."""
+    return tuple(None if isinstance(n, torch.SymInt) else n for n in tensor.shape)
+
+
 def _digest(tensor: Tensor) -> str:
     """Return a digest of all that the tensor's storage holds."""
     if _key(tensor) is None or tensor.device.type == "meta":
-        return str(tuple(tensor.shape))
+        return str(_shape_of(tensor))
     storage = tensor.untyped_storage()
     storage = storage if of(storage.device).is_cpu else storage.cpu()
     size = storage.nbytes()

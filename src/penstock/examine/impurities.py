@@ -744,7 +744,8 @@ def _is_same(tensor: Tensor, other: Tensor | None) -> bool:
 def _key(leaf: object) -> str:
     """Return what a traced step would hold a leaf of the batch to."""
     if isinstance(leaf, Tensor) and leaf.layout != torch.strided:  # none takes it
-        return f"{leaf.dtype} of layout {leaf.layout}"
+        sizes = f" of {list(leaf.values().shape)}" if leaf.layout is torch.jagged else ""
+        return f"{leaf.dtype} of layout {leaf.layout}{sizes}"
     if isinstance(leaf, Tensor):
         own = attributes_of(leaf).items()
         named = [f" with {n} = {value!r}" for n, value in own if isinstance(value, PLAIN)]
