@@ -130,6 +130,8 @@ TORCH_FILES = {
     "graph/summed_loss.py",
     "graph/split.py",
     "graph/tensor/choose_slices.py",
+    "graph/tensor/class_slices.py",
+    "graph/tensor/op_choice.py",
     "graph/tensor/collect_op.py",
     "graph/tensor/divided.py",
     "graph/tensor/of_rank.py",

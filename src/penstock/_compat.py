@@ -165,14 +165,19 @@ def run_backward(loss: Tensor) -> None:
 def tracing_session(mode: FakeTensorMode) -> Generator[None]:
     """Enter all that make_fx needs to see forward and backward with their sequence numbers."""
     with ExitStack() as stack:
-        stack.enter_context(_grouped_mm_of_any_dtype())
-        stack.enter_context(_shapes_of_ctc_losses())
-        stack.enter_context(mode)
+        stack.enter_context(shapes_in(mode))
         stack.enter_context(tracing(TracingContext(mode)))
         stack.enter_context(preserve_node_meta())
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         stack.enter_context(torch.compiler._non_strict_tracing_context())
         stack.enter_context(scripts_as_written())
+        yield
+
+
+@contextmanager
+def shapes_in(mode: FakeTensorMode) -> Generator[None]:
+    """Enter a mode in which ops give tensors without data, those too that torch's rules refuse."""
+    with _grouped_mm_of_any_dtype(), _shapes_of_ctc_losses(), mode:
         yield
 
 

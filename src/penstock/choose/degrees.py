@@ -6,7 +6,8 @@ then by the seconds of the rewritten step's ops and collects, the others' measur
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,7 +18,7 @@ from penstock.cluster.cluster import Cluster
 from penstock.errors import GraphError, PlanError
 from penstock.graph.graph import Graph
 from penstock.graph.parts import part_in
-from penstock.graph.tensor.cuts import collects_in
+from penstock.graph.tensor.cuts import LOG_SUM_EXP, collects_in
 from penstock.graph.tensor.least import least_s
 from penstock.job import Job
 from penstock.plan.plan import Decision
@@ -254,17 +255,28 @@ def as_asked(
 
 
 def slices_in_words(graph: Graph) -> str:
-    """Return how much of a step is divided, and what that sends."""
+    """Return what of a step is divided, what stays whole, and what that sends."""
     parameters = [node for node in graph.nodes if node.kind == "parameter"]
-    sliced = [node for node in parameters if (p := part_in(node.name)) and p.order is not None]
-    own, all_bytes = (sum(n.size_bytes for n in nodes) for nodes in (sliced, parameters))
+    sliced = {n.name: p.key for n in parameters if (p := part_in(n.name)) and p.order is not None}
+    all_bytes = sum(node.size_bytes for node in parameters)
+    own_bytes = sum(node.size_bytes for node in parameters if node.name in sliced)
     collects = collects_in(graph.nodes)
     moved = sum(graph.nodes[graph.nodes[at].inputs[0]].size_bytes for at in collects)
-    return (
+    told = [
         f"{len(sliced)} of {len(parameters)} parameters in slices "
-        f"({format_bytes(own)} of {format_bytes(all_bytes)} a rank); "
-        f"{len(collects)} collects of {format_bytes(moved)} a micro-batch"
-    )
+        f"({format_bytes(own_bytes)} of {format_bytes(all_bytes)} a rank): "
+        f"{_alike(sliced.values())}"
+    ]
+    whole = [node.name for node in parameters if node.name not in sliced]
+    told += [f"whole: {_alike(whole)}"] if whole else []
+    by_class = any(node.target == LOG_SUM_EXP for node in graph.nodes)
+    told += ["a loss over classes by classes"] if by_class else []
+    return "; ".join((*told, f"{len(collects)} collects of {format_bytes(moved)} a micro-batch"))
+
+
+def _alike(names: Iterable[str]) -> str:
+    """Return names, those once that differ in numbers only."""
+    return ", ".join(dict.fromkeys(re.sub(r"\d+", "*", name) for name in names))
 
 
 def decision(

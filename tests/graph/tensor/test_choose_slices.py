@@ -66,7 +66,7 @@ def test_a_transformer_is_divided_by_columns_then_rows():
         assert layout.held[f"{block}.up.weight"] == Slices(0)
         assert layout.held[f"{block}.down.weight"] == Slices(1)
         assert f"{block}.mix.bias" not in layout.held
-    forward = sum(choice.bias_last for choice in layout.choices.values())
+    forward = sum(choice.several is not None for choice in layout.choices.values())
     assert forward == 4, "a sum behind each pair"
     assert [place for _, place in layout.collects] == [WHOLE] * 4, "and back"
     assert PARTIAL in layout.states.values()

@@ -193,3 +193,21 @@ def test_a_collect_says_how_it_collects():
     assert all(one == other for one, other in hows)
     node = next(node for node in made.fx_nodes if node.target is COLLECT)
     assert callable_of(node.target)(torch.ones(2), "gather", 2).shape == (2, 2)
+
+
+class Sounds(nn.Module):
+    """A convolution of what has no gradient, by samples of which ranks have some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv1d(3, 4, 3, padding=1)
+        self.up, self.down = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.down(torch.relu(self.up(torch.relu(self.first(x)))))
+
+
+@pytest.mark.parametrize("samples", [2, 3])
+def test_an_op_of_which_a_gradient_is_not_wanted_is_divided_too(samples):
+    job = job_of(Sounds, floats(samples, 3, 8))
+    assert_equal(job, by_tensor(capture(job), 2, FREE), 2)

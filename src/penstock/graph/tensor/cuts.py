@@ -12,6 +12,7 @@ from penstock.graph.stages import StageEdge
 
 CollectHow = Literal["sum", "gather"]
 COLLECT_TARGET = "penstock.collect.default"
+LOG_SUM_EXP = "penstock.log_sum_exp.default"  # of logits of which each rank has some
 
 
 def collects_in(nodes: Sequence[Node]) -> list[int]:

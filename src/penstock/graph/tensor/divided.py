@@ -45,7 +45,8 @@ def divided(capture: Capture, layout: Layout, held: Held, ranks: int) -> Capture
     held:     parameters of which each rank has a slice.
     Raises:   GraphError: a collect would have no stage before it.
     """
-    with _compat.mode_of(node.meta.get("val") for node in capture.fx_nodes), torch.no_grad():
+    mode = _compat.mode_of(node.meta.get("val") for node in capture.fx_nodes)
+    with _compat.shapes_in(mode), torch.no_grad():
         return _RankStep(capture, layout, held, ranks).capture()
 
 
@@ -56,12 +57,16 @@ class _RankStep:
         self.graph = fx.Graph()
         self.made: dict[tuple[fx.Node, Placement | None], fx.Node] = {}
         self.states: dict[fx.Node, State] = {}
+        self.results: dict[fx.Node, Sequence[fx.Node]] = {}  # of ops that became several
         self.placeholders: list[Placeholder] = []
 
     def capture(self) -> Capture:
         old = self.old.graph
+        told = {self.old.fx_nodes[at] for at in old.told}
         for node in self.old.fx_nodes:
             self._op(node)
+            if node in told:  # collected where it is made, not behind the backward pass
+                self._there(node, WHOLE, node)
         loss, *others = results_of(self.old.fx_nodes[0].graph)
         names = list(old.gradients)
         gradients: dict[str, fx.Node | None] = {}
@@ -86,7 +91,10 @@ class _RankStep:
             source, at = node.args
             state = self.states[source]  # pyright: ignore[reportArgumentType]
             assert isinstance(state, tuple)
-            made = self._new(node, node.target, self.made[source, None], at)  # pyright: ignore
+            if source in self.results:
+                made = self.results[source][at]  # pyright: ignore
+            else:
+                made = self.op_at(node, node.target, self.made[source, None], at)  # pyright: ignore
             self._keep(node, made, made.meta["val"], state[at])  # pyright: ignore
         else:
             self._computed(node)
@@ -119,37 +127,29 @@ class _RankStep:
         wanted = {s: self._there(s, place, node) for s, place in choice.wants.items()}
         wholes = _tensors_of(node)
         places = choice.out if isinstance(choice.out, tuple) else (choice.out,)
-        first = tuple(wholes[0].shape) if wholes and isinstance(wholes[0], Tensor) else ()
-        own = local(places[0], first, self.ranks) if places else ()
+        has_first = bool(wholes) and isinstance(wholes[0], Tensor)  # nobody may want its gradient
+        own = local(places[0], tuple(wholes[0].shape), self.ranks) if has_first else ()
         args: Any = local_args(node, own, self.ranks, choice.wants)
-        if choice.bias_last:
-            self._bias_last(node, args, wanted)
+        if choice.several is not None:
+            self._several(node, choice.several.build(_InPlace(self, node), wanted), choice.out)
             return
         args, kwargs = (map_arg(each, wanted.__getitem__) for each in (args, node.kwargs))
-        made = self._new(node, node.target, *args, **kwargs)
+        made = self.op_at(node, node.target, *args, **kwargs)
         for whole, part, place in zip(wholes, _tensors_of(made), places, strict=True):
             if isinstance(whole, Tensor):
                 shape = local(place, tuple(whole.shape), self.ranks)
                 assert tuple(part.shape) == shape, f"{node.target}: {part.shape}, not {shape}"
         self._keep(node, made, made.meta["val"], choice.out)
 
-    def _bias_last(
-        self, node: fx.Node, args: Sequence[Any], given: Mapping[fx.Node, fx.Node]
-    ) -> None:
-        """Compute a product or a convolution without its bias, sum, and add the bias."""
-        is_product = node.target is aten.addmm.default
-        bias = given[args[0] if is_product else args[2]]
-        rest = args[1:] if is_product else (*args[:2], None, *args[3:])
-        target = aten.mm.default if is_product else node.target
-        part = self._new(node, target, *map_arg(tuple(rest), given.__getitem__))
-        total = self._new(node, COLLECT, part, "sum", self.ranks)
-        if not is_product:
-            ones = [1] * (node.meta["val"].dim() - 2)
-            bias = self._new(node, aten.view.default, bias, [-1, *ones])
-        made = self._new(node, aten.add.Tensor, total, bias)
-        self._keep(node, made, made.meta["val"], WHOLE)
+    def _several(self, node: fx.Node, results: Sequence[fx.Node], state: State) -> None:
+        """Keep the results of several ops as those of one."""
+        if isinstance(state, tuple):
+            self.states[node], self.results[node] = state, results
+        else:
+            (made,) = results
+            self._keep(node, made, made.meta["val"], state)
 
-    def _new(self, node: fx.Node, target: Any, *args: Any, **kwargs: Any) -> Any:
+    def op_at(self, node: fx.Node, target: Any, *args: Any, **kwargs: Any) -> Any:
         """Return an op that stands where `node` stood."""
         notes = {**custom(node), "backward": self.rows[node].phase == "B"}
         given = map_arg((args, kwargs), lambda each: each.meta["val"])
@@ -167,7 +167,7 @@ class _RankStep:
             aten.view.default(*given)
         except (RuntimeError, ValueError):
             layout = torch.contiguous_format
-            copy = self._new(node, aten.clone.default, args[0], memory_format=layout)
+            copy = self.op_at(node, aten.clone.default, args[0], memory_format=layout)
             return aten.view.default, (copy, *args[1:])
         return aten.view.default, args
 
@@ -191,34 +191,34 @@ class _RankStep:
         own = self.made[node, state]
         if node in self.layout.viewed:
             args = map_arg(node.args, lambda each: self._there(each, WHOLE, reader))
-            return self._new(node, node.target, *args, **node.kwargs)
+            return self.op_at(node, node.target, *args, **node.kwargs)
         if state == PARTIAL:
-            return self._new(reader, COLLECT, own, "sum", self.ranks)
+            return self.op_at(reader, COLLECT, own, "sum", self.ranks)
         assert isinstance(state, Slices), "it is not whole"
-        every = self._new(reader, COLLECT, own, "gather", self.ranks)
+        every = self.op_at(reader, COLLECT, own, "gather", self.ranks)
         shape, dim = list(node.meta["val"].shape), state.dim
         if prod(shape[:dim]) * state.pieces > 1:
             outer = prod(shape[:dim]) * state.pieces
             apart = [self.ranks, outer, prod(shape) // (self.ranks * outer)]
-            every = self._new(reader, aten.view.default, every, apart)
-            every = self._new(reader, aten.transpose.int, every, 0, 1)
-        return self._new(reader, aten.view.default, every, shape)
+            every = self.op_at(reader, aten.view.default, every, apart)
+            every = self.op_at(reader, aten.transpose.int, every, 0, 1)
+        return self.op_at(reader, aten.view.default, every, shape)
 
     def _taken(self, whole: fx.Node, place: Slices, reader: fx.Node) -> fx.Node:
         """Return the part of a whole value that is this rank's."""
         shape, dim, pieces = list(whole.meta["val"].shape), place.dim, place.pieces
         size = shape[dim] // (pieces * self.ranks)
         if pieces == 1:
-            return self._cut(reader, whole, dim, size)
+            return self.cut_at(reader, whole, dim, size)
         apart = [*shape[:dim], pieces, shape[dim] // pieces, *shape[dim + 1 :]]
-        runs = self._new(reader, aten.view.default, whole, apart)
-        own = self._cut(reader, runs, dim + 1, size)
-        return self._new(
+        runs = self.op_at(reader, aten.view.default, whole, apart)
+        own = self.cut_at(reader, runs, dim + 1, size)
+        return self.op_at(
             reader, aten.view.default, own, list(local(place, tuple(shape), self.ranks))
         )
 
-    def _cut(self, reader: fx.Node, whole: fx.Node, dim: int, size: int) -> fx.Node:
-        made = self._new(reader, aten.slice.Tensor, whole, dim, 0, size)
+    def cut_at(self, reader: fx.Node, whole: fx.Node, dim: int, size: int) -> fx.Node:
+        made = self.op_at(reader, aten.slice.Tensor, whole, dim, 0, size)
         made.meta["custom"] = {**made.meta["custom"], TAKE: size}
         return made
 
@@ -266,6 +266,19 @@ class _RankStep:
 
     def _part(self, name: str, size: int) -> int:
         return size // self.ranks if name in self.held else size
+
+
+class _InPlace:
+    """Writes ops in the place of one op of the whole step."""
+
+    def __init__(self, step: _RankStep, node: fx.Node) -> None:
+        self.step, self.node, self.ranks = step, node, step.ranks
+
+    def new(self, target: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.step.op_at(self.node, target, *args, **kwargs)
+
+    def taken(self, value: fx.Node, dim: int, size: int) -> Any:
+        return self.step.cut_at(self.node, value, dim, size)
 
 
 def _tensors_of(node: fx.Node) -> list[Any]:

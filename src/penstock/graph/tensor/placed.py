@@ -14,7 +14,8 @@ from torch import fx
 
 from penstock.graph.dims import shape_of
 from penstock.graph.graph import Phase
-from penstock.graph.tensor.slicing_rules import RESHAPED, OpChoice, choices, count_of, work_of
+from penstock.graph.tensor.op_choice import OpChoice
+from penstock.graph.tensor.slicing_rules import RESHAPED, choices, count_of, work_of
 from penstock.graph.tensor.value_placement import (
     PARTIAL,
     WHOLE,
@@ -166,10 +167,14 @@ class Placing:
             for source, place in choice.wants.items()
             if (source, place) not in there
         )
-        shares = any(isinstance(place, Slices) for place in choice.wants.values())
+        outs = choice.out if isinstance(choice.out, tuple) else (choice.out,)
+        shares = any(isinstance(place, Slices) for place in (*choice.wants.values(), *outs))
         parts = self.ranks if shares else 1
         cost += (self.flop_s[node] + self.memory_s[node]) / parts
-        return cost + (self._collect_s(2 * self.bytes[node]) if choice.bias_last else 0.0)
+        if choice.several is not None:
+            _, summed, gathered = choice.several
+            cost += sum(self._collect_s(each) for each in (2 * summed, gathered) if each)
+        return cost
 
     def _collect_s(self, size_bytes: float) -> float:
         share = (self.ranks - 1) / self.ranks

@@ -4,13 +4,15 @@ A rule yields choices for an op, given where its inputs are; every op can also t
 inputs whole, and make a whole value on every rank.  What has no rule here does just that.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import map_arg
 
+from penstock.graph import by_rows
 from penstock.graph.dims import (
     SIZED,
     aten,
@@ -20,6 +22,18 @@ from penstock.graph.dims import (
     view_dim,
 )
 from penstock.graph.joined.along import argument, dims_of
+from penstock.graph.tensor import class_slices
+from penstock.graph.tensor.collect_op import COLLECT
+from penstock.graph.tensor.op_choice import (
+    OpChoice,
+    Rule,
+    Several,
+    States,
+    Writer,
+    all_whole,
+    given,
+    single,
+)
 from penstock.graph.tensor.value_placement import (
     PARTIAL,
     WHOLE,
@@ -32,26 +46,6 @@ from penstock.graph.tensor.value_placement import (
 )
 
 
-class OpChoice(NamedTuple):
-    """One way to compute an op: what it wants of its inputs, and what it makes.
-
-    bias_last:  the op is computed without its bias, summed over the ranks, and the bias added.
-    """
-
-    wants: Mapping[fx.Node, Placement]
-    out: State
-    bias_last: bool = False
-
-
-States = Mapping[fx.Node, State]
-Rule = Callable[[fx.Node, States, int], Iterator[OpChoice]]
-
-
-def given(node: fx.Node) -> Any:
-    """Return the arguments of an op."""
-    return node.args
-
-
 def count_of(node: fx.Node) -> int:
     """Return the number of an op's results; 0: it is one value."""
     value: Any = node.meta.get("val")
@@ -60,7 +54,8 @@ def count_of(node: fx.Node) -> int:
 
 def choices(node: fx.Node, states: States, ranks: int) -> list[OpChoice]:
     """Return the ways to compute an op that divide its work among ranks, or put off a sum."""
-    if all(states[source] == WHOLE for source in node.all_input_nodes):
+    is_whole = all(states[source] == WHOLE for source in node.all_input_nodes)
+    if is_whole and node.target is not aten.embedding_dense_backward.default:
         return []
     rule = RULES.get(node.target) or (_elementwise if is_elementwise(node.target) else None)
     if rule is None:
@@ -75,16 +70,6 @@ def _possible(node: fx.Node, choice: OpChoice, ranks: int) -> bool:
     return isinstance(choice.out, tuple) or fits(choice.out, shape_of(node), ranks)
 
 
-def _single(states: States, node: object) -> Placement:
-    """Return where one value is; whole, if it is not one."""
-    state = states.get(node, WHOLE) if isinstance(node, fx.Node) else WHOLE
-    return WHOLE if isinstance(state, tuple) else state
-
-
-def _all_whole(node: fx.Node) -> dict[fx.Node, Placement]:
-    return dict.fromkeys(node.all_input_nodes, WHOLE)
-
-
 # -- element by element ---------------------------------------------------------------------------
 
 
@@ -92,7 +77,7 @@ def _elementwise(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice
     shape = shape_of(node)
     outs: dict[Slices, None] = {}
     for source in node.all_input_nodes:
-        place = _single(states, source)
+        place = single(states, source)
         if isinstance(place, Slices):
             dim = place.dim + len(shape) - len(shape_of(source))
             if dim >= 0 and shape[dim] == shape_of(source)[place.dim]:
@@ -113,11 +98,11 @@ def _linear(node: fx.Node, states: States) -> Iterator[OpChoice]:
     """Yield the choice that makes a summand of the result of summands."""
     match node.target:
         case aten.add.Tensor | aten.sub.Tensor:
-            if all(isinstance(_single(states, each), Partial) for each in given(node)[:2]):
+            if all(isinstance(single(states, each), Partial) for each in given(node)[:2]):
                 yield OpChoice(dict.fromkeys(node.all_input_nodes, PARTIAL), PARTIAL)
-        case aten.neg.default if _single(states, given(node)[0]) == PARTIAL:
+        case aten.neg.default if single(states, given(node)[0]) == PARTIAL:
             yield OpChoice(dict.fromkeys(node.all_input_nodes, PARTIAL), PARTIAL)
-        case aten.mul.Tensor | aten.div.Tensor if _single(
+        case aten.mul.Tensor | aten.div.Tensor if single(
             states, given(node)[0]
         ) == PARTIAL and not isinstance(given(node)[1], fx.Node):
             yield OpChoice(dict.fromkeys(node.all_input_nodes, PARTIAL), PARTIAL)
@@ -130,7 +115,7 @@ def _linear(node: fx.Node, states: States) -> Iterator[OpChoice]:
 
 def _viewed(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
     source = node.all_input_nodes[0]
-    place, old, new = _single(states, source), shape_of(source), shape_of(node)
+    place, old, new = single(states, source), shape_of(source), shape_of(node)
     if len(node.all_input_nodes) > 1:  # a size that a tensor gives
         return
     if place == PARTIAL:
@@ -152,13 +137,13 @@ _RESHAPES = aten.view.default, aten._unsafe_view.default, aten.reshape.default
 def _same_dims(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
     """Copies: the result is placed as the value."""
     source = node.all_input_nodes[0]
-    if (place := _single(states, source)) != WHOLE:
+    if (place := single(states, source)) != WHOLE:
         yield OpChoice({source: place}, place)
 
 
 def _squeezed(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
     source = node.all_input_nodes[0]
-    place, old = _single(states, source), shape_of(source)
+    place, old = single(states, source), shape_of(source)
     if place == PARTIAL:
         yield OpChoice({source: PARTIAL}, PARTIAL)
     if isinstance(place, Slices):
@@ -171,7 +156,7 @@ def _squeezed(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
 def _selected(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
     """One place along a dim, or all of them apart."""
     source = node.all_input_nodes[0]
-    place, rank = _single(states, source), len(shape_of(source))
+    place, rank = single(states, source), len(shape_of(source))
     count = count_of(node)
     out: Placement = place
     if place == WHOLE:
@@ -187,7 +172,7 @@ def _selected(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
 def _put_back(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
     """The gradient of one place along a dim: zeros elsewhere."""
     source = node.all_input_nodes[0]
-    place, new = _single(states, source), shape_of(node)
+    place, new = single(states, source), shape_of(node)
     at: Any = given(node)[2]
     if place == PARTIAL:
         yield OpChoice({source: PARTIAL}, PARTIAL)
@@ -199,7 +184,7 @@ def _put_back(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
 def _split(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
     """Pieces along a dim: of one that is sliced, where each piece is as many whole runs."""
     source = node.all_input_nodes[0]
-    place, values = _single(states, source), node.meta["val"]
+    place, values = single(states, source), node.meta["val"]
     if place == WHOLE:
         return
     out: State = (place,) * len(values)
@@ -217,7 +202,7 @@ def _split(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
 
 def _beside(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
     """Values one behind the other along a dim."""
-    places = [_single(states, source) for source in node.all_input_nodes]
+    places = [single(states, source) for source in node.all_input_nodes]
     rank = len(shape_of(node))
     at: Any = argument(node, "dim")
     if all(place == PARTIAL for place in places):
@@ -244,16 +229,26 @@ def _kept(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
     shape = shape_of(node.all_input_nodes[0])
     over = dims_of(node, len(shape))
     for source in node.all_input_nodes:
-        place = _single(states, source)
+        place = single(states, source)
         if isinstance(place, Slices) and place.dim not in over:
             if all(shape_of(each) == shape for each in node.all_input_nodes):
                 yield OpChoice(dict.fromkeys(node.all_input_nodes, place), place)
             return
 
 
+def _log_softmax(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
+    yield from _kept(node, states, ranks)
+    yield from class_slices.log_softmax(node, states, ranks)
+
+
+def _log_softmax_backward(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
+    yield from _kept(node, states, ranks)
+    yield from class_slices.log_softmax_backward(node, states, ranks)
+
+
 def _summed(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
     source = node.all_input_nodes[0]
-    place = _single(states, source)
+    place = single(states, source)
     _, over, keeps = summed_dims(node)
     if isinstance(place, Slices):
         if place.dim in over:
@@ -266,7 +261,7 @@ def _summed(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
 def _reduced(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
     """A mean, a greatest, a variance: not over the sliced dim."""
     source = node.all_input_nodes[0]
-    place, shape = _single(states, source), shape_of(source)
+    place, shape = single(states, source), shape_of(source)
     if not isinstance(place, Slices):
         return
     over = dims_of(node, len(shape))
@@ -281,10 +276,10 @@ def _reduced(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
 def _normed(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
     """Layer norm of rows of which each rank has some."""
     x, sizes, *_ = given(node)
-    place = _single(states, x)
+    place = single(states, x)
     rows = len(shape_of(x)) - len(sizes)
     if isinstance(place, Slices) and place.dim < rows:
-        wants = {**_all_whole(node), x: place}
+        wants = {**all_whole(node), x: place}
         yield OpChoice(wants, (place,) * 3)
 
 
@@ -292,10 +287,10 @@ def _normed_backward(node: fx.Node, states: States, ranks: int) -> Iterator[OpCh
     gradient, x, sizes, mean, rstd, *_ = given(node)
     rows = len(shape_of(x)) - len(sizes)
     for each in (gradient, x):
-        place = _single(states, each)
+        place = single(states, each)
         if isinstance(place, Slices) and place.dim < rows:
             own = dict.fromkeys((gradient, x, mean, rstd), place)
-            yield OpChoice({**_all_whole(node), **own}, (place, PARTIAL, PARTIAL))
+            yield OpChoice({**all_whole(node), **own}, (place, PARTIAL, PARTIAL))
             return
 
 
@@ -304,7 +299,7 @@ def _normed_backward(node: fx.Node, states: States, ranks: int) -> Iterator[OpCh
 
 def _product(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
     *bias, left, right = given(node)
-    one, other = _single(states, left), _single(states, right)
+    one, other = single(states, left), single(states, right)
     extra = bias[0] if bias else None
     own = len(shape_of(extra)) if isinstance(extra, fx.Node) else 0
 
@@ -322,17 +317,36 @@ def _product(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
         made = wants(place, Slices(0, place.pieces), WHOLE)
         scaled = bool(node.kwargs)
         if not (bias and (scaled or not own)):
-            yield OpChoice(made, WHOLE if bias else PARTIAL, bias_last=bool(bias))
+            yield _bias_last(node, extra, made) if bias else OpChoice(made, PARTIAL)
+
+
+def _bias_last(node: fx.Node, bias: Any, wants: Mapping[Any, Placement]) -> OpChoice:
+    """Return the choice of a product or a convolution without its bias, summed, the bias added."""
+    is_product = node.target is aten.addmm.default
+    rest = node.args[1:] if is_product else (*node.args[:2], None, *node.args[3:])
+
+    def build(write: Writer, own: Mapping[fx.Node, fx.Node]) -> tuple[Any]:
+        target: Any = aten.mm.default if is_product else node.target
+        part = write.new(target, *map_arg(rest, own.__getitem__))
+        total, added = write.new(COLLECT, part, "sum", write.ranks), own[bias]
+        if not is_product:
+            ones = [1] * (node.meta["val"].dim() - 2)
+            added = write.new(aten.view.default, added, [-1, *ones])
+        return (write.new(aten.add.Tensor, total, added),)
+
+    value = node.meta["val"]
+    summed = Several(build, summed_bytes=float(value.numel() * value.itemsize))
+    return OpChoice(wants, WHOLE, summed)
 
 
 def _products(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
     """Products of several pairs of matrices."""
     left, right = given(node)
     pairs: list[tuple[Any, Any, Any]] = []
-    for place in (_single(states, left), _single(states, right)):
+    for place in (single(states, left), single(states, right)):
         if isinstance(place, Slices) and place.dim == 0:
             pairs.append((place, place, place))
-    one, other = _single(states, left), _single(states, right)
+    one, other = single(states, left), single(states, right)
     if isinstance(one, Slices) and one.dim == 1:
         pairs.append((one, WHOLE, one))
     if isinstance(other, Slices) and other.dim == 2:
@@ -348,17 +362,19 @@ def _products(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
 
 def _embedded(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
     weight, index = given(node)[:2]
-    place, rank = _single(states, weight), len(shape_of(node))
+    place, rank = single(states, weight), len(shape_of(node))
+    yield from class_slices.embedding(node, states, ranks)
     if isinstance(place, Slices) and place.dim == 1:
         yield OpChoice({weight: place, index: WHOLE}, Slices(rank - 1, place.pieces))
-    at = _single(states, index)
+    at = single(states, index)
     if isinstance(at, Slices):
         yield OpChoice({weight: WHOLE, index: at}, at)
 
 
 def _embedded_backward(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
     gradient, index = given(node)[:2]
-    place, rank = _single(states, gradient), len(shape_of(gradient))
+    place, rank = single(states, gradient), len(shape_of(gradient))
+    yield from class_slices.embedding_backward(node, states, ranks)
     if not isinstance(place, Slices) or (len(given(node)) > 4 and given(node)[4]):
         return
     if place.dim == rank - 1:
@@ -370,7 +386,7 @@ def _embedded_backward(node: fx.Node, states: States, ranks: int) -> Iterator[Op
 def _convolution(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
     x, weight, bias, *_ = given(node)
     transposed, groups = given(node)[6], given(node)[8]
-    one, other = _single(states, x), _single(states, weight)
+    one, other = single(states, x), single(states, weight)
     own: Mapping[Any, Placement] = {bias: WHOLE} if isinstance(bias, fx.Node) else {}
     if isinstance(one, Slices) and one.dim == 0:
         yield OpChoice({x: one, weight: WHOLE, **own}, one)
@@ -382,13 +398,13 @@ def _convolution(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice
     for place in dict.fromkeys((one, other)):
         if isinstance(place, Slices) and place.dim == 1:
             wants = {x: place, weight: place, **own}
-            yield OpChoice(wants, WHOLE if own else PARTIAL, bias_last=bool(own))
+            yield _bias_last(node, bias, wants) if own else OpChoice(wants, PARTIAL)
 
 
 def _convolution_backward(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
     gradient, x, weight = given(node)[:3]
     transposed, groups = given(node)[7], given(node)[9]
-    grad, one, other = (_single(states, each) for each in (gradient, x, weight))
+    grad, one, other = (single(states, each) for each in (gradient, x, weight))
     rows = next((p for p in (grad, one) if isinstance(p, Slices) and p.dim == 0), None)
     if rows is not None:
         wants = {gradient: rows, x: rows, weight: WHOLE}
@@ -407,7 +423,7 @@ def _pooled(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
     count = count_of(node)
     rank = len(shape_of(node.all_input_nodes[0]))
     for source in node.all_input_nodes:
-        place = _single(states, source)
+        place = single(states, source)
         if isinstance(place, Slices) and place.dim < rank - 2:
             out: State = (place,) * count if count else place
             yield OpChoice(dict.fromkeys(node.all_input_nodes, place), out)
@@ -441,7 +457,7 @@ def _attended_backward(node: fx.Node, states: States, ranks: int) -> Iterator[Op
 
 
 def _heads(states: States, nodes: Any) -> Slices | None:
-    places = [_single(states, each) for each in nodes]
+    places = [single(states, each) for each in nodes]
     found = (p for p in places if isinstance(p, Slices) and p.dim < 2)
     place = next(found, None)
     sizes = {shape_of(each)[:2] for each in nodes}
@@ -498,11 +514,14 @@ RULES: dict[Any, Rule] = {
         aten._softmax.default,
         aten._safe_softmax.default,
         aten._softmax_backward_data.default,
-        aten._log_softmax.default,
-        aten._log_softmax_backward_data.default,
         aten.cumsum.default,
         aten.flip.default,
     ),
+    **_table(_log_softmax, aten._log_softmax.default),
+    **_table(_log_softmax_backward, aten._log_softmax_backward_data.default),
+    **_table(class_slices.loss, aten.nll_loss_forward.default),
+    **_table(class_slices.loss_backward, aten.nll_loss_backward.default),
+    **_table(class_slices.joined_backward, by_rows.LOSS_BACKWARD),
     **_table(_summed, aten.sum.dim_IntList, aten.sum.default),
     **_table(
         _reduced,
