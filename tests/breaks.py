@@ -455,6 +455,14 @@ BREAKS = (
         means="the backward pass is a part of the forward one, before the collect of the loss",
     ),
     Break(
+        name="tied ones before collects",
+        file="program/needed.py",
+        old='(word == "tied" and grid.tensor > 1)',
+        new='(word == "tied" and grid.tensor > 9)',
+        tests=("tests/runtime/test_collects.py",),
+        means="ranks that collect wait for a sum of which another stage's rank has its part late",
+    ),
+    Break(
         name="a whole gradient of rows",
         file="graph/tensor/slicing_rules.py",
         old="    if is_whole and node.target is not aten.embedding_dense_backward.default:",

@@ -26,6 +26,7 @@ from penstock.program.needed import (
     last_gradients,
     needed,
     stages_by_rank,
+    waits_for_all,
 )
 from penstock.program.passes.collect import with_collects
 from penstock.program.passes.offload_listed import offload_listed
@@ -161,7 +162,10 @@ class _Extra(NamedTuple):
 
 
 def _extras(
-    schedule: Schedule, sums: Mapping[int, Needed], holders: Sequence[tuple[int, ...]]
+    schedule: Schedule,
+    sums: Mapping[int, Needed],
+    holders: Sequence[tuple[int, ...]],
+    grid: Grid,
 ) -> list[list[_Extra]]:
     """Return for each rank the sums, and the updates that the schedule does not list, in order.
 
@@ -183,7 +187,7 @@ def _extras(
             own = _before_updates(schedule, rank, of_stage, stages if norm else ())
         else:
             made = {stage: last.get((rank, stage), end) for stage in stages if backward}
-            own = _as_made(end, sums, of_stage, made)
+            own = _as_made(end, sums, of_stage, made, grid)
         extras.append(list(own))
     return extras
 
@@ -193,6 +197,7 @@ def _as_made(
     sums: Mapping[int, Needed],
     of_stage: Sequence[Sequence[int]],
     made: Mapping[int, int],
+    grid: Grid,
 ) -> Iterator[_Extra]:
     """Each sum behind the last gradient for it that is made here; updates, and norms, at the end.
 
@@ -202,7 +207,8 @@ def _as_made(
     for number in own:
         word, stages = sums[number].reduction.word, sums[number].stages
         if word not in AFTER_UPDATES:
-            at = end if word in AT_THE_END else max(at, *(made[s] + 1 for s in stages if s in made))
+            after = (made[s] + 1 for s in stages if s in made)
+            at = end if waits_for_all(word, grid) else max(at, *after)
             yield _Extra(at, REDUCE, number, 0)
     for stage in made:
         yield _Extra(end, UPDATE, stage, 0)
@@ -354,7 +360,7 @@ def _of_replica(
     """
     (at, grid), (wiring, num_sums) = replica, beside
     where = schedule.ranks
-    extras = _extras(schedule, sums, _homes(schedule))
+    extras = _extras(schedule, sums, _homes(schedule), grid)
     ranks = grid.ranks_of(at)
     members: list[list[int]] = [[] for _ in range(num_sums)]
     for number, one in sums.items():

@@ -1,5 +1,6 @@
 """Needed: what has to be summed over which ranks before a stage may be updated."""
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
@@ -126,7 +127,8 @@ def as_made(sums: Sequence[Needed], orders: Orders, grid: Grid) -> tuple[Needed,
 
     All ranks come to their sums in this one order, so none waits for another forever.  A sum is
     made when the last of its ranks has done so many actions; before a stage's sum over replicas
-    come those of its tied parameters.
+    come those of its tied parameters.  Where ranks divide ops, tied ones come behind all actions:
+    ranks that collect beside a rank of another stage would wait for that one's later actions.
 
     orders:   of one replica, as all others have them, but for the number of micro-batches.
     """
@@ -137,11 +139,17 @@ def as_made(sums: Sequence[Needed], orders: Orders, grid: Grid) -> tuple[Needed,
     for one in sums:
         pairs = {(places[rank], stage) for rank in one.reduction.ranks for stage in one.stages}
         at = max((last[pair] for pair in pairs if pair in last), default=0)
+        at = sys.maxsize if waits_for_all(one.reduction.word, grid) else at
         for stage in one.stages if one.reduction.word == "tied" else ():
             tied[stage] = max(tied[stage], at)
         at = max(at, tied[one.stages[0]]) if one.reduction.word in ("replicas", "shards") else at
         made.append(inf if one.reduction.word in AT_THE_END else at)
     return tuple(sums[number] for number in sorted(range(len(sums)), key=made.__getitem__))
+
+
+def waits_for_all(word: str, grid: Grid) -> bool:
+    """Return whether a sum comes behind all actions of its ranks."""
+    return word in AT_THE_END or (word == "tied" and grid.tensor > 1)
 
 
 def _union(many: Iterable[tuple[int, ...]]) -> tuple[int, ...]:

@@ -29,9 +29,9 @@ from penstock.graph.dims import aten, shape_of
 from penstock.graph.tensor.collect_op import COLLECT
 from penstock.graph.tensor.op_choice import (
     OpChoice,
-    Several,
+    OpSeries,
+    OpWriter,
     States,
-    Writer,
     all_whole,
     given,
     single,
@@ -102,7 +102,7 @@ _LOSS_BACKWARD: Any = torch.ops.penstock.loss_backward_of_columns.default
 # -- whose class it is ----------------------------------------------------------------------------
 
 
-def _owned(write: Writer, places: fx.Node, classes: int) -> tuple[Any, Any]:
+def _owned(write: OpWriter, places: fx.Node, classes: int) -> tuple[Any, Any]:
     """Return whether each class is this rank's, and its place among this rank's.
 
     One that is no class at all is the first rank's or the last one's, and out of its range.
@@ -118,7 +118,7 @@ def _owned(write: Writer, places: fx.Node, classes: int) -> tuple[Any, Any]:
 
 
 def _own_targets(
-    write: Writer, targets: fx.Node, ignored: int, classes: int, other: int = _OTHERS
+    write: OpWriter, targets: fx.Node, ignored: int, classes: int, other: int = _OTHERS
 ) -> tuple[Any, Any]:
     """Return this rank's targets, `other` in place of the rest; and which of all count."""
     is_own, local = _owned(write, targets, classes)
@@ -143,7 +143,7 @@ def log_softmax(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]
     if halves or dim not in (1, -1) or not _are_columns(states, logits):
         return
 
-    def build(write: Writer, own: Given) -> tuple[Any]:
+    def build(write: OpWriter, own: Given) -> tuple[Any]:
         sums = write.new(_LOG_SUM_EXP, own[logits])
         every = write.new(COLLECT, sums, "gather", write.ranks)
         whole = write.new(aten.logsumexp.default, every, [0])
@@ -152,7 +152,7 @@ def log_softmax(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]
 
     value = node.meta["val"]
     gathered = float(ranks * len(value) * value.itemsize)
-    yield OpChoice({logits: _COLUMNS}, _COLUMNS, Several(build, gathered_bytes=gathered))
+    yield OpChoice({logits: _COLUMNS}, _COLUMNS, OpSeries(build, gathered_bytes=gathered))
 
 
 def loss(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
@@ -161,7 +161,7 @@ def loss(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
     if weights is not None or not _are_columns(states, output):
         return
 
-    def build(write: Writer, own: Given) -> tuple[Any, Any]:
+    def build(write: OpWriter, own: Given) -> tuple[Any, Any]:
         new, classes = write.new, shape_of(output)[1]
         at, counts = _own_targets(write, own[targets], ignored, classes)
         way = reduction if reduction == 0 else _SUM
@@ -173,7 +173,7 @@ def loss(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
         return part, count
 
     wants: dict[fx.Node, Placement] = {output: _COLUMNS, targets: WHOLE}
-    yield OpChoice(wants, (PARTIAL, WHOLE), Several(build))
+    yield OpChoice(wants, (PARTIAL, WHOLE), OpSeries(build))
 
 
 def loss_backward(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
@@ -182,12 +182,12 @@ def loss_backward(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoic
     if weights is not None or not _are_columns(states, output):
         return
 
-    def build(write: Writer, own: Given) -> tuple[Any]:
+    def build(write: OpWriter, own: Given) -> tuple[Any]:
         at, _ = _own_targets(write, own[targets], ignored, shape_of(output)[1])
         rest = at, None, reduction, _OTHERS, own[total]
         return (write.new(aten.nll_loss_backward.default, own[grad], own[output], *rest),)
 
-    yield OpChoice({**all_whole(node), output: _COLUMNS}, _COLUMNS, Several(build))
+    yield OpChoice({**all_whole(node), output: _COLUMNS}, _COLUMNS, OpSeries(build))
 
 
 def joined_backward(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
@@ -207,7 +207,7 @@ def log_softmax_backward(node: fx.Node, states: States, ranks: int) -> Iterator[
         yield _of_logits(node, loss)
         return
 
-    def build(write: Writer, own: Given) -> tuple[Any]:
+    def build(write: OpWriter, own: Given) -> tuple[Any]:
         new = write.new
         sums = new(aten.sum.dim_IntList, own[gradient], [1], True)
         sums = new(COLLECT, sums, "sum", write.ranks)
@@ -215,7 +215,7 @@ def log_softmax_backward(node: fx.Node, states: States, ranks: int) -> Iterator[
         return (new(aten.addcmul.default, own[gradient], shares, sums, value=-1),)
 
     value = node.meta["val"]
-    several = Several(build, summed_bytes=float(len(value) * value.itemsize))
+    several = OpSeries(build, summed_bytes=float(len(value) * value.itemsize))
     yield OpChoice({gradient: _COLUMNS, output: _COLUMNS}, _COLUMNS, several)
 
 
@@ -223,7 +223,7 @@ def _of_logits(node: fx.Node, loss: fx.Node) -> OpChoice:
     """Return the choice that makes the gradient of the logits of what a loss's backward reads."""
     grad, output, targets, _, reduction, ignored, total = given(loss)
 
-    def build(write: Writer, own: Given) -> tuple[Any]:
+    def build(write: OpWriter, own: Given) -> tuple[Any]:
         at, counts = _own_targets(write, own[targets], ignored, shape_of(output)[1])
         zeros = write.new(aten.zeros_like.default, at)
         classes = write.new(aten.where.ScalarOther, counts, zeros, _OTHERS)
@@ -231,7 +231,7 @@ def _of_logits(node: fx.Node, loss: fx.Node) -> OpChoice:
         return (write.new(_LOSS_BACKWARD, own[grad], own[output], *rest),)
 
     wants: dict[fx.Node, Placement] = {grad: WHOLE, targets: WHOLE, total: WHOLE, output: _COLUMNS}
-    return OpChoice(wants, _COLUMNS, Several(build))
+    return OpChoice(wants, _COLUMNS, OpSeries(build))
 
 
 # -- rows of an embedding -------------------------------------------------------------------------
@@ -243,14 +243,14 @@ def embedding(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
     if single(states, table) != Slices(0):
         return
 
-    def build(write: Writer, own: Given) -> tuple[Any]:
+    def build(write: OpWriter, own: Given) -> tuple[Any]:
         is_own, local = _owned(write, own[index], shape_of(table)[0])
         local = write.new(aten.where.ScalarOther, is_own, local, 0)
         rows = write.new(aten.embedding.default, own[table], local)
         is_own = write.new(aten.unsqueeze.default, is_own, -1)
         return (write.new(aten.where.ScalarOther, is_own, rows, 0),)
 
-    yield OpChoice({table: Slices(0), index: WHOLE}, PARTIAL, Several(build))
+    yield OpChoice({table: Slices(0), index: WHOLE}, PARTIAL, OpSeries(build))
 
 
 def embedding_backward(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
@@ -261,9 +261,9 @@ def embedding_backward(node: fx.Node, states: States, ranks: int) -> Iterator[Op
     if by_count or Slices(0) not in rows or size % ranks:
         return
 
-    def build(write: Writer, own: Given) -> tuple[Any]:
+    def build(write: OpWriter, own: Given) -> tuple[Any]:
         at, _ = _own_targets(write, own[index], padding, size, _NO_ROW)
         rest = size // write.ranks, _NO_ROW, False
         return (write.new(node.target, own[gradient], at, *rest),)
 
-    yield OpChoice({gradient: WHOLE, index: WHOLE}, Slices(0), Several(build))
+    yield OpChoice({gradient: WHOLE, index: WHOLE}, Slices(0), OpSeries(build))

@@ -10,7 +10,7 @@ from penstock.graph.tensor.value_placement import WHOLE, Placement, State
 States = Mapping[fx.Node, State]
 
 
-class Writer(Protocol):
+class OpWriter(Protocol):
     """What writes the ops of a divided step in the place of one op of the whole one."""
 
     def new(self, target: Any, *args: Any, **kwargs: Any) -> Any:
@@ -25,10 +25,10 @@ class Writer(Protocol):
     def ranks(self) -> int: ...
 
 
-Build = Callable[[Writer, Mapping[fx.Node, fx.Node]], tuple[Any, ...]]
+Build = Callable[[OpWriter, Mapping[fx.Node, fx.Node]], tuple[Any, ...]]
 
 
-class Several(NamedTuple):
+class OpSeries(NamedTuple):
     """An op as several ops, collects among them.
 
     build:         writes them, of the op's inputs as they are wanted; returns the op's results.
@@ -48,7 +48,7 @@ class OpChoice(NamedTuple):
 
     wants: Mapping[fx.Node, Placement]
     out: State
-    several: Several | None = None
+    several: OpSeries | None = None
 
 
 Rule = Callable[[fx.Node, States, int], Iterator[OpChoice]]

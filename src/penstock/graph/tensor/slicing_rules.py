@@ -26,10 +26,10 @@ from penstock.graph.tensor import class_slices
 from penstock.graph.tensor.collect_op import COLLECT
 from penstock.graph.tensor.op_choice import (
     OpChoice,
+    OpSeries,
+    OpWriter,
     Rule,
-    Several,
     States,
-    Writer,
     all_whole,
     given,
     single,
@@ -325,7 +325,7 @@ def _bias_last(node: fx.Node, bias: Any, wants: Mapping[Any, Placement]) -> OpCh
     is_product = node.target is aten.addmm.default
     rest = node.args[1:] if is_product else (*node.args[:2], None, *node.args[3:])
 
-    def build(write: Writer, own: Mapping[fx.Node, fx.Node]) -> tuple[Any]:
+    def build(write: OpWriter, own: Mapping[fx.Node, fx.Node]) -> tuple[Any]:
         target: Any = aten.mm.default if is_product else node.target
         part = write.new(target, *map_arg(rest, own.__getitem__))
         total, added = write.new(COLLECT, part, "sum", write.ranks), own[bias]
@@ -335,7 +335,7 @@ def _bias_last(node: fx.Node, bias: Any, wants: Mapping[Any, Placement]) -> OpCh
         return (write.new(aten.add.Tensor, total, added),)
 
     value = node.meta["val"]
-    summed = Several(build, summed_bytes=float(value.numel() * value.itemsize))
+    summed = OpSeries(build, summed_bytes=float(value.numel() * value.itemsize))
     return OpChoice(wants, WHOLE, summed)
 
 
