@@ -2932,15 +2932,15 @@ BREAKS = (
     Break(
         "sum_too_early",
         "program/lower.py",
-        "max(at, *(made[s] + 1 for s in stages if s in made))",
-        "max(at, *(made[s] for s in stages if s in made))",
+        "after = (made[s] + 1 for s in stages if s in made)",
+        "after = (made[s] for s in stages if s in made)",
         ("tests/program/test_lower.py",),
         "a sum begins before the last gradient for it is made",
     ),
     Break(
         "sums_at_the_end",
         "program/lower.py",
-        "at = end if word in AT_THE_END else max",
+        "at = end if waits_for_all(word, grid) else max",
         "at = end if end else max",
         ("tests/program/test_lower.py",),
         "sums wait for the last backward of all stages",
