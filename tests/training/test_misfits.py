@@ -231,6 +231,7 @@ def test_a_step_of_one_micro_batch_says_why_it_is_one_process_and_what_makes_a_p
     why = "one process, the plain loop itself: a step is one micro-batch"
     assert str(trained.summary["checked"]).startswith(why)
     assert any(line.startswith(why) for line in said)
+    assert "training it eagerly instead" in said
     assert any("hint: let `data`" in line and "ps.bucketed" in line for line in said)
 
 

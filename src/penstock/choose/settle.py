@@ -86,7 +86,8 @@ def examined(job: Job, text: str, care: CheckOptions, listener: Listener) -> "Ex
         listener.say(f"no plan can be made: {found.no_plan}")
         if found.mend:
             listener.say(f"hint: {found.mend}")
-        listener.say("training it eagerly with plain data parallelism instead")
+        how = " with plain data parallelism" if job.micro_batches > 1 else ""
+        listener.say(f"training it eagerly{how} instead")
     return found
 
 
