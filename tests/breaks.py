@@ -5107,6 +5107,14 @@ BREAKS = (
         "a loss that goes over the items of such a batch finds none in a trace",
     ),
     Break(
+        "a number without dims is parted as a batch is",
+        "graph/answers.py",
+        "leaf.chunk(self.times) if leaf.dim() else (leaf,) * self.times",
+        "leaf.chunk(self.times)",
+        ("tests/graph/test_answers.py",),
+        "a step that asks for the number of its batch ends with words of torch",
+    ),
+    Break(
         "leaves of a batch that overlap are copied apart",
         "graph/contents.py",
         "    for overlap in overlaps_of(each):",
@@ -5595,6 +5603,22 @@ BREAKS = (
         "        if self.written is not None and self.updates is None:\n",
         ("tests/parity/test_what_hooks_move.py",),
         "a teacher is given the statistics of half of the samples",
+    ),
+    Break(
+        "a scheduler is asked for no later step",
+        "examine/impurities.py",
+        '            self._ask("scheduler", first,',
+        '            self._ask("scheduler", self.job.num_steps,',
+        ("tests/examine/test_model_changes.py",),
+        "a layer that a scheduler thaws at step 700 stays frozen in a plan, without a word",
+    ),
+    Break(
+        "a run that is longer than its job is examined as if it were not",
+        "choose/settle.py",
+        "num_steps=max(job.num_steps, num_steps)",
+        "num_steps=min(job.num_steps, num_steps or job.num_steps)",
+        ("tests/examine/test_model_changes.py",),
+        "what a rate does in the steps that --steps adds is seen by nobody",
     ),
     Break(
         "statistics that a hook writes out of sight are shared by replicas",

@@ -2,14 +2,18 @@
 
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from penstock.choose.settle import CheckOptions, examined
+from penstock.errors import JobError
 from penstock.examine.impurities import Impurity, impurities
 from penstock.job import Job
+from penstock.listener import SILENT
 
 pytestmark = pytest.mark.usefixtures("parsed")
 D = 4
@@ -283,6 +287,38 @@ def test_loss_of_functions_alone_is_no_finding() -> None:
         Job(Net, lambda model, x: F.mse_loss(model(x), x), data, torch.optim.SGD)
     )
     assert found == ()
+
+
+@pytest.mark.parametrize("by", [Run.by_rate, Run.by_scheduler])
+@pytest.mark.parametrize(
+    ("act", "what"),
+    [
+        (lambda model, _: model[0].requires_grad_(False), "requires_grad of 0.weight"),
+        (fills_a_buffer, "the values of tau"),
+        (sets_dropout, "model.1.p"),
+    ],
+)
+def test_what_a_rate_or_a_scheduler_does_hundreds_of_steps_later_is_found(by, act, what) -> None:
+    job = replace(by(Run(act, at=700)), num_steps=800)
+    assert what in {found.what for found in impurities(job)}
+    assert impurities(replace(job, num_steps=600)) == ()
+
+
+def test_steps_that_a_run_adds_to_those_of_its_job_are_asked_for() -> None:
+    job = Run(fills_a_buffer, at=700).by_rate()
+    assert job.num_steps < 700
+    assert examined(job, "", CheckOptions(), SILENT).one_process == ""
+    longer = examined(job, "", CheckOptions(), SILENT, num_steps=800)
+    assert "the values of tau" in longer.one_process
+
+
+def test_scheduler_that_adds_a_group_later_is_refused_with_its_line() -> None:
+    def adds(_: nn.Sequential, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": 0.1})
+
+    job = replace(Run(adds, at=700).by_scheduler(), num_steps=800)
+    with pytest.raises(JobError, match=r"test_model_changes\.py:\d+: .* 2 groups, not 1"):
+        impurities(job)
 
 
 def test_rates_of_fewer_steps_than_the_job_says_are_no_finding() -> None:

@@ -1,5 +1,6 @@
 """What a step asks of the values of a batch is asked of every batch."""
 
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -84,6 +85,23 @@ def test_each_of_several_micro_batches_is_asked():
     for pair in [(3, 4), (4, 3)]:
         with pytest.raises(GraphError, match="gives 3"):
             captured.leaves((x, torch.cat([lengths(0, most) for most in pair])))
+
+
+def test_a_number_without_dims_is_asked():
+    def loss(model, batch):
+        value = model(*batch[:2]).square().mean()
+        return 2 * value if batch[2].item() else value
+
+    def numbered(start: int):
+        for number, batch in enumerate(job_of().data(start), start):
+            yield *batch, torch.tensor(number // 64)
+
+    captured = capture(replace(job_of(), loss=loss, data=numbered))
+    assert captured.batch.answers is not None
+    x, own = torch.ones(4, D), lengths(0)
+    captured.leaves((x, own, torch.tensor(0)))
+    with pytest.raises(GraphError, match=r"test_answers.py:\d+.*batch\[2\].item"):
+        captured.leaves((x, own, torch.tensor(1)))
 
 
 def test_answers_that_change_early_leave_the_step_untraced():

@@ -226,7 +226,7 @@ def test_rate_that_fails_in_a_later_step_is_told_with_its_line(tmp_path):
         (lambda o: None, "is a NoneType"),
         (lambda o: MultiStepLR(o), r"the job's scheduler fails at .*test_schedulers.py"),
         (lambda o: OneCycleLR(o, 0.1, total_steps=2), "fails after step 2"),
-        (lambda o: AddsGroups(o), "adds a group to the optimizer"),
+        (lambda o: AddsGroups(o), "leaves the optimizer 2 groups, not 1"),
     ],
 )
 def test_what_cannot_be_a_scheduler_here_is_told(scheduler, words, tmp_path):

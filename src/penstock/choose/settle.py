@@ -53,10 +53,13 @@ class CheckOptions(NamedTuple):
     forget: bool = False
 
 
-def examined(job: Job, text: str, care: CheckOptions, listener: Listener) -> "Examined":
+def examined(
+    job: Job, text: str, care: CheckOptions, listener: Listener, *, num_steps: int = 0
+) -> "Examined":
     """Return what the job is found to be; what was found before is not examined again.
 
-    text:     how the job was named; "": it was not, and nothing is kept.
+    text:       how the job was named; "": it was not, and nothing is kept.
+    num_steps:  of the run, where that goes on beyond the job's own.
     Raises:   JobError: it can be trained only by the plain loop, and that is not wanted; or only in
               the process that has loaded it.
     """
@@ -64,11 +67,12 @@ def examined(job: Job, text: str, care: CheckOptions, listener: Listener) -> "Ex
     from penstock.examine.data_check import check_here
     from penstock.examine.examine import Examined, examine
 
-    key = key_of(job, text, f"checked: {care.check}")
+    longer = replace(job, num_steps=max(job.num_steps, num_steps))
+    key = key_of(job, text, f"checked: {care.check}, for {longer.num_steps} steps")
     found = kept(Examined, key, "examined")
     if found is None:
         with listener.busy("examining the job"):
-            found = examine(job, check=care.check)
+            found = examine(longer, check=care.check)
             if found.begins:
                 check_here(job, found.begins)
         if not found.failed:

@@ -30,7 +30,7 @@ from penstock.device import here, of
 from penstock.errors import JobError, PenstockError
 from penstock.examine.alive import functions_of
 from penstock.examine.dataflow import RecordedMicroBatch, Recorder, first_difference
-from penstock.examine.model_changes import ChangeWatch, made_again
+from penstock.examine.model_changes import ChangeWatch, Facts, made_again
 from penstock.examine.name_reads import (
     freezes_at,
     is_given,
@@ -529,6 +529,7 @@ class _Loop:
         if not plain:
             self._update_apart(step)
         self._ask_for_rates(step + 1)
+        self._ask_for_schedule(step + 1)
 
     def _update_apart(self, step: int) -> None:
         """Do an update once more, after which nothing is computed, with other buffers.
@@ -548,22 +549,40 @@ class _Loop:
 
     def _ask_for_rates(self, first: int) -> None:
         """Ask for the rates of later steps."""
-        if self.job.learning_rate is None:
+        rate = self.job.learning_rate
+        if rate is not None:
+            self._ask("learning_rate", first, rate, self.watch.all)
+
+    def _ask_for_schedule(self, first: int) -> None:
+        """Let the scheduler come to later steps.
+
+        Raises:   JobError: it gives the optimizer other groups there.
+        """
+        schedule = None if self.updates is None else self.updates.rates.schedule
+        if schedule is None:
             return
-        before, until = self.watch.all(), time.process_time() + _RATES_S
+        with self.watch.unlooked():
+            self._ask("scheduler", first, schedule.options, self.watch.in_a_scheduler)
+        schedule.check_groups()
+
+    def _ask(
+        self, who: str, first: int, call: Callable[[int], object], facts: Callable[[], Facts]
+    ) -> None:
+        """Call a function of the step for later steps, for a while; note what it changes there."""
+        before, until = facts(), time.process_time() + _RATES_S
         with self.asked.listening(self.asked.of_updates):
             for step in range(first, min(self.job.num_steps, _MOST_STEPS)):
                 unlooked = step & (step - 1) and step % _EVERY and step + 1 < self.job.num_steps
                 self.watch.step = step
                 try:
-                    with nullcontext() if unlooked else self.watch.reading("learning_rate"):
-                        self.job.learning_rate(step)
+                    with nullcontext() if unlooked else self.watch.reading(who):
+                        call(step)
                 except Exception:  # noqa: BLE001 - the step may never come
                     return
                 if time.process_time() > until:
                     return
                 if not unlooked:
-                    self.watch.note("learning_rate", before, self.watch.all())
+                    self.watch.note(who, before, facts())
 
     def _built(self) -> Iterator[Impurity]:
         if self.made:

@@ -41,8 +41,9 @@ class Answers:
 
         Raises:   BatchMisfitError: the message names the line that asks.
         """
-        parts = zip(*(leaves[place].chunk(self.times) for place in self.places), strict=True)
-        for part in parts:
+        given = [leaves[place] for place in self.places]
+        apart = [leaf.chunk(self.times) if leaf.dim() else (leaf,) * self.times for leaf in given]
+        for part in zip(*apart, strict=True):
             with torch.no_grad():
                 found = self.ask(*part)
             for line, new, old in zip(self.lines, found, self.given, strict=True):

@@ -54,10 +54,11 @@ def examined_job(session: "Session", care: CheckOptions) -> "Examined":
     """
     about = care, session.listener
     if care.eager or not plans_keys(session):
-        return examined(session.job, session.key, *about)
+        return examined(session.job, session.key, *about, num_steps=session.num_steps)
     rows: list[Examined] = []
     for key in keys_of(session.job):
-        rows.append(examined(job_of_key(session.job, key), _named(session, key), *about))
+        job = job_of_key(session.job, key)
+        rows.append(examined(job, _named(session, key), *about, num_steps=session.num_steps))
         if rows[-1].failed or rows[-1].one_process or rows[-1].no_plan:
             return rows[-1]
     return rows[0]

@@ -8,6 +8,7 @@ the groups is kept for a while, since stages of one rank may be updated at other
 import threading
 from array import array
 from collections.abc import Callable, Mapping
+from types import CodeType
 from typing import Any, final
 
 import torch
@@ -19,7 +20,7 @@ from penstock import _compat
 from penstock.errors import JobError, PenstockError
 from penstock.graph.functional import where
 from penstock.graph.whole_optimizer import needed_arguments
-from penstock.job import Job
+from penstock.job import Job, is_users
 
 Options = list[dict[str, Any]]  # of each group, without its parameters
 _KEPT = 64  # steps whose options are remembered
@@ -102,15 +103,25 @@ class JobScheduler:
         """Return the options of each group that the scheduler has set so far."""
         return [set(options) for options in self.kept[self.now]]
 
+    def check_groups(self) -> None:
+        """Raise if the optimizer has other groups than at first.
+
+        Raises:   JobError: so it is.
+        """
+        now, first = len(self.optimizer.param_groups), len(self.first)
+        if now == first:
+            return
+        code: CodeType | None = getattr(self.scheduler.step, "__code__", None)
+        is_own = code is not None and is_users(code.co_filename)
+        place = f"{code.co_filename}:{code.co_firstlineno}: " if code and is_own else ""
+        message = f"{place}the job's scheduler leaves the optimizer {now} groups, not {first}"
+        raise JobError(message, hint="make all groups in Job.optimizer, with an lr of 0 at first")
+
     def _note(self) -> None:
         """Remember what is different now, and what has been in the step before."""
         before = self.kept.get(self.now - 1, [{} for _ in self.first])
         found: Options = []
-        if len(self.optimizer.param_groups) != len(self.first):
-            message = "the job's scheduler adds a group to the optimizer, or takes one away"
-            raise JobError(
-                message, hint="make all groups in Job.optimizer, with an lr of 0 at first"
-            )
+        self.check_groups()
         for now, first, old in zip(options_of(self.optimizer), self.first, before, strict=True):
             changed = {k for k, v in now.items() if k not in first or not same(v, first[k])}
             found.append({key: now[key] for key in changed | old.keys()})
