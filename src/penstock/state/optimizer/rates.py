@@ -5,6 +5,7 @@ whole optimizer of a rank and stepped once per step, whichever stage asks first;
 the groups is kept for a while, since stages of one rank may be updated at other times.
 """
 
+import inspect
 import threading
 from array import array
 from collections.abc import Callable, Mapping
@@ -111,7 +112,7 @@ class JobScheduler:
         now, first = len(self.optimizer.param_groups), len(self.first)
         if now == first:
             return
-        code: CodeType | None = getattr(self.scheduler.step, "__code__", None)
+        code: CodeType | None = getattr(inspect.unwrap(self.scheduler.step), "__code__", None)
         is_own = code is not None and is_users(code.co_filename)
         place = f"{code.co_filename}:{code.co_firstlineno}: " if code and is_own else ""
         message = f"{place}the job's scheduler leaves the optimizer {now} groups, not {first}"
