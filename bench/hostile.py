@@ -1,6 +1,6 @@
 """Hostile: what strangers at the ports of an elastic run cost it, attack by attack.
 
-    python -m bench.hostile [--json] [--seconds S]
+    python -m bench.hostile [--json] [--seconds S] [--hosts 2]
 
 `penstock train --elastic --ranks 4` of bench.elastic_soak's chain, whose ranks listen on this host.
 Whoever attacks has no token; each attack lasts S seconds, goes to the line of each rank at once,
@@ -10,29 +10,39 @@ asks       8 connections a port ask for the proof again and again, never read, a
 holds      64 connections a port that say nothing, and come anew when they are ended
 floods     one connection a port that sends bytes without a line, and comes anew
 garbage    8 connections a port that send random bytes, and come anew
+sums       --hosts 2 (Linux, root): two hosts as network namespaces, two ranks each, 1,024 files
+           a process; 60 connections a port and look, of 8 bytes each, to all ports where the
+           hosts listen but those of the lines: gloo's.  Halfway a rank is killed, so that the
+           others connect anew meanwhile
 
 before, during, after   steps per second
 recovered_s             from the attack's end to the first second with nine tenths of the steps
 joined_s                that a newcomer with the token takes to get in meanwhile
 mib, files, threads     of the largest rank, more after all attacks than before them
+held                    connections that strangers still have at the end; lost: ranks but the killed
 """
 
 import argparse
 import json
 import os
 import random
+import resource
 import selectors
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from bench.elastic_soak import Disturbed
 from bench.machine import machine
+from bench.soak_hosts import HOSTS, DisturbedHosts, disturb, on_hosts
 from penstock.errors import RunError
 from penstock.members.calling import introduced
 from penstock.members.token_proof import GREETING
@@ -40,6 +50,9 @@ from penstock.members.words import Where
 from penstock.training.addresses import addresses_in
 
 _START_S, _WORTH = 300.0, 0.9
+_LISTENS = "0A"  # as the kernel writes a socket's state
+_AT_ONCE, _MOST, _LOOK_S = 60, 4_000, 0.002  # connections a port and look, and in all
+_FILES, _FILES_KIND = 1_024, resource.RLIMIT_NOFILE
 Row = dict[str, float | int | str]
 
 
@@ -128,12 +141,12 @@ def held(run: Disturbed) -> Held:
     return Held(*(max(column) for column in zip(*found, strict=True)))
 
 
-def steps_in(run: Disturbed) -> int:
+def steps_in(run: Disturbed | DisturbedHosts) -> int:
     """Return how many steps have happened."""
     return (run.folder / "metrics.jsonl").read_bytes().count(b"\n")
 
 
-def pace(run: Disturbed, seconds: float) -> float:
+def pace(run: Disturbed | DisturbedHosts, seconds: float) -> float:
     """Return steps per second, for so long."""
     first, start = steps_in(run), time.monotonic()
     time.sleep(seconds)
@@ -200,16 +213,100 @@ def hostile(folder: Path, seconds: float, told: Callable[[str], None]) -> list[R
     return [*rows, {"attack": "all", **more, "threads": late.threads - early.threads, "lost": lost}]
 
 
+# -- two hosts ------------------------------------------------------------------------------------
+
+
+def listening_at(process: int) -> set[int]:
+    """Return the ports at which somebody listens where a process is."""
+    rows = Path(f"/proc/{process}/net/tcp").read_text().splitlines()[1:]
+    columns = (row.split() for row in rows)
+    return {int(row[1].partition(":")[2], 16) for row in columns if row[3] == _LISTENS}
+
+
+def at_sums(address: str, process: int, spared: Sequence[int], seconds: float) -> int:
+    """Connect to all ports of a host but some, for so long; return how many it keeps."""
+    ends, until = list[socket.socket](), time.monotonic() + seconds
+    while time.monotonic() < until:
+        for port in listening_at(process) - {*spared}:
+            for _ in range(_AT_ONCE):
+                ends.append(socket.socket())
+                ends[-1].setblocking(False)
+                ends[-1].connect_ex((address, port))
+        time.sleep(_LOOK_S)
+        ends = [end for end in ends if _takes(end)]
+        for end in ends[:-_MOST]:
+            end.close()
+        ends = ends[-_MOST:]
+    return sum(_is_connected(end) for end in ends)
+
+
+def _takes(end: socket.socket) -> bool:
+    try:
+        end.send(b"." * 8)
+    except BlockingIOError:
+        return True
+    except OSError:
+        end.close()
+        return False
+    return True
+
+
+def _is_connected(end: socket.socket) -> bool:
+    with suppress(OSError):
+        end.getpeername()
+        return True
+    return False
+
+
+def at_hosts(run: DisturbedHosts, seconds: float) -> Row:
+    """Return the row of strangers at the ports of a run's sums."""
+    lines = [where.port for where in addresses_in(run.folder).members.values()]
+    spared, attackers = [*lines, int(run.port)], list[subprocess.Popen[str]]()
+    before = pace(run, seconds)
+    for host, other in ((0, 1), (1, 0)):
+        told = run.places[host].address, run.processes(host)[0], spared, seconds
+        command = [sys.executable, "-m", "bench.hostile", "--at", json.dumps(told)]
+        whole = [*run.places[other].enter, *command]
+        attackers.append(subprocess.Popen(whole, stdout=subprocess.PIPE, text=True))
+    first, start = steps_in(run), time.monotonic()
+    time.sleep(seconds / 2)
+    run.kill_rank()
+    held = sum(int(each.communicate()[0]) for each in attackers)
+    during = (steps_in(run) - first) / (time.monotonic() - start)
+    gone = [*run.events()[-1]["gone"]] if run.events()[-1]["what"] == "lost" else []
+    after = pace(run, seconds)
+    row: Row = {"attack": "sums", "before": before, "during": during, "after": after}
+    return {**row, "held": held, "lost": len(gone) - 1 if run.there() else HOSTS}
+
+
+def hostile_hosts(folder: Path, seconds: float) -> list[Row]:
+    """Return the row of an attack on two hosts."""
+    resource.setrlimit(_FILES_KIND, (_FILES, resource.getrlimit(_FILES_KIND)[1]))
+    with on_hosts(folder / "run", random.Random(0)) as run:
+        disturb(run, 0.0, 1.0, lambda words: None)
+        row = at_hosts(run, seconds)
+        run.end()
+    return [row]
+
+
 def main() -> None:
     """Print a row for each attack."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--hosts", type=int, choices=(1, 2), default=1)
+    parser.add_argument("--at", help=argparse.SUPPRESS)
     asked = parser.parse_args()
+    if asked.at:
+        _, most = resource.getrlimit(_FILES_KIND)
+        resource.setrlimit(_FILES_KIND, (most, most))
+        print(at_sums(*json.loads(asked.at)))
+        return
     with tempfile.TemporaryDirectory() as name:
-        rows = hostile(
-            Path(name), asked.seconds, lambda words: None if asked.json else print(words)
-        )
+        told = partial(_told, asked.json)
+        alone = asked.hosts == 1
+        where = Path(name)
+        rows = hostile(where, asked.seconds, told) if alone else hostile_hosts(where, asked.seconds)
     if asked.json:
         print(json.dumps({"machine": machine(), "rows": rows}))
         return
@@ -219,6 +316,11 @@ def main() -> None:
                 f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()
             )
         )
+
+
+def _told(is_json: bool, words: str) -> None:
+    if not is_json:
+        print(words)
 
 
 if __name__ == "__main__":

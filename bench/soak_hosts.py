@@ -120,6 +120,14 @@ class DisturbedHosts:
                 os.kill(process, signal.SIGKILL)
         return True
 
+    def kill_rank(self) -> None:
+        """Kill the last rank of the run: it is the process that listens where its line is."""
+        (*_, where) = addresses_in(self.folder).members.values()
+        host = [place.address for place in self.places].index(where.host)
+        listens = [*self.places[host].enter, "ss", "-Hltnp", f"sport = :{where.port}"]
+        found = subprocess.run(listens, capture_output=True, text=True, check=True).stdout
+        os.kill(int(found.partition("pid=")[2].partition(",")[0]), signal.SIGKILL)
+
     def is_settled(self) -> bool:
         """Return whether the newest loss of a host has been made up for: all ranks are there."""
         newest = self.events()[-1]
