@@ -2,12 +2,13 @@
 
 from itertools import combinations
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.members.mesh import Fate, LastSeen
 from penstock.members.views import fates_of, go_on, left_of, may_go_on
-from penstock.members.words import Halt, Told
+from penstock.members.words import Failed, Halt, Told
 
 
 def halt(done: int, *, lost: tuple[int, ...] = (), leaves: bool = False, at: int = 3) -> Halt:
@@ -97,3 +98,21 @@ def test_of_two_without_a_line_the_later_one_goes() -> None:
     assert found is not None
     assert found.members == (4, 5)
     assert found.gone == {6: "no line to member 5"}
+
+
+def test_who_cannot_make_an_update_that_counts_is_waited_for_by_nobody_but_waits_for_others() -> (
+    None
+):
+    fails = Failed("KeyError: row 9", "")
+    spoiled = msgspec.structs.replace(halt(7), newest=halt(8).newest, fails=fails)
+    assert spoiled.counted_steps == 8
+    assert halt(7).counted_steps == 7
+    assert left_of(3, (4, 5), {}, {4: spoiled, 5: halt(7)}) is None
+    assert left_of(3, (4, 5), {}, {4: spoiled, 5: halt(8)}) is None
+    found = left_of(3, (4, 5), {}, {4: spoiled, 5: spoiled})
+    assert found is not None
+    assert found.done == 7
+    assert found.newest is None
+    found = left_of(3, (4, 5), {}, {4: msgspec.structs.replace(spoiled, done=8), 5: halt(8)})
+    assert found is not None
+    assert found.done == 8

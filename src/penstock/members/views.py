@@ -80,9 +80,9 @@ def left_of(
     told = {m: stopped[m] for m in here if m in stopped and stopped[m].generation == generation}
     if not here or told.keys() != set(here):
         return None
-    done = told[here[0]].done
-    if any(each.done != done for each in told.values()):
-        return None  # who is late hears of it, makes its update and says so
+    done, seen = told[here[0]].done, max(each.counted_steps for each in told.values())
+    if any(each.done != done or (each.done < seen and not each.fails) for each in told.values()):
+        return None  # who is late hears of it, makes its update or cannot, and says so
     gone: dict[int, str] = {m: lost[m] for m in members if m in lost}
     kept: list[int] = []
     for member in here:
