@@ -4366,6 +4366,14 @@ BREAKS = (
         "a job of one micro-batch a step is one process, and nobody is told why",
     ),
     Break(
+        "how_ranks_share_said_of_one_process",
+        "training/examination.py",
+        "        ranks = 1 if alone else session.fixed.ranks or Cluster.here().num_ranks\n",
+        "        ranks = session.fixed.ranks or Cluster.here().num_ranks\n",
+        ("tests/training/test_job_notices.py",),
+        "a job that no replicas train is told how they would share it",
+    ),
+    Break(
         "mend_of_no_plan_untold",
         "choose/settle.py",
         '            listener.say(f"hint: {found.mend}")\n',

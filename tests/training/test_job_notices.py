@@ -20,6 +20,7 @@ from penstock.graph.summed_loss import sums_over_batch
 from penstock.graph.trace import capture
 from penstock.listener import SILENT
 from penstock.runtime.validate import EndlessError, most_of, validated
+from penstock.training.examination import tell_of_step
 from penstock.training.job_notices import (
     check_validation,
     noticing,
@@ -183,6 +184,20 @@ def test_step_of_one_micro_batch_says_how_ranks_share_it(ranks: int, told: str) 
     first, second, _ = words_of_step(made(ps.batches(HELD, 4)), 0, 3, ranks)
     assert first == "a step: 1 x 4 = 4 samples; 3 steps = 1 epochs"
     assert told in second
+
+
+@pytest.mark.parametrize(("alone", "lines"), [(False, 3), (True, 1)])
+def test_how_ranks_share_a_step_is_not_said_where_one_process_alone_trains(alone, lines) -> None:
+    said: list[str] = []
+    own = SimpleNamespace(
+        job=made(ps.batches(HELD, 4)),
+        fixed=SimpleNamespace(ranks=2),
+        num_steps=3,
+        goal=None,
+        listener=SimpleNamespace(say=said.append),
+    )
+    tell_of_step(own, None, alone=alone)
+    assert len(said) == lines
 
 
 SUMS = {

@@ -7,6 +7,7 @@ from penstock.choose.loading import Loaded, check_replaced
 from penstock.choose.prepare import traced
 from penstock.choose.settle import NoPlanError
 from penstock.choose.update_memory import check_updates
+from penstock.cluster.cluster import Cluster
 from penstock.errors import GraphError
 from penstock.examine import same_run
 from penstock.training.job_notices import (
@@ -100,10 +101,14 @@ def trace_step(session: "Session") -> "Capture | None":
     return captured
 
 
-def tell_of_step(session: "Session", captured: "Capture | None") -> None:
-    """Say what a step is, and what else of the job a person should know before the first."""
-    ranks, steps = session.fixed.ranks, session.num_steps if session.goal is None else None
+def tell_of_step(session: "Session", captured: "Capture | None", *, alone: bool = False) -> None:
+    """Say what a step is, and what else of the job a person should know before the first.
+
+    alone:    whether one process alone trains it, however its micro-batches are shared.
+    """
+    steps = session.num_steps if session.goal is None else None
     if captured is None:
+        ranks = 1 if alone else session.fixed.ranks or Cluster.here().num_ranks
         words = list(words_of_step(session.job, 0, steps, ranks))
     else:
         words = words_before(session.step_job, captured, session.learned.noticed, steps)

@@ -221,7 +221,7 @@ class Session:
         captured = None if unplanned else trace_step(self)
         found.refuse_failed()
         found = found.settled(captured)
-        tell_of_step(self, captured)
+        tell_of_step(self, captured, alone=bool(found.one_process))
         compare_with_before(self, found, captured, begin.checkpoint)
         if captured is None:
             return self.train_eagerly(begin, found)
