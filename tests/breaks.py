@@ -5629,6 +5629,14 @@ BREAKS = (
         "a layer that a scheduler thaws at step 700 stays frozen in a plan, without a word",
     ),
     Break(
+        "a scheduler that adds a group early is left to the run",
+        "examine/impurities.py",
+        "                self._refuse_groups()\n                return",
+        "                return",
+        ("tests/examine/test_model_changes.py",),
+        "a run ends at the step where the group comes, with a rank's words",
+    ),
+    Break(
         "a run that is longer than its job is examined as if it were not",
         "choose/settle.py",
         "num_steps=max(job.num_steps, num_steps)",

@@ -309,14 +309,15 @@ def test_steps_that_a_run_adds_to_those_of_its_job_are_asked_for() -> None:
     assert job.num_steps < 700
     assert examined(job, "", CheckOptions(), SILENT).one_process == ""
     longer = examined(job, "", CheckOptions(), SILENT, num_steps=800)
-    assert "the values of tau" in longer.one_process
+    assert "the values of tau: changed at step" in longer.one_process
 
 
-def test_scheduler_that_adds_a_group_later_is_refused_with_its_line() -> None:
+@pytest.mark.parametrize("at", [2, 13, 700])
+def test_scheduler_that_adds_a_group_later_is_refused_with_its_line(at: int) -> None:
     def adds(_: nn.Sequential, optimizer: torch.optim.Optimizer) -> None:
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": 0.1})
 
-    job = replace(Run(adds, at=700).by_scheduler(), num_steps=800)
+    job = replace(Run(adds, at=at).by_scheduler(), num_steps=800)
     with pytest.raises(JobError, match=r"test_model_changes\.py:\d+: .* 2 groups, not 1"):
         impurities(job)
 

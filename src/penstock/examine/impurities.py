@@ -522,6 +522,7 @@ class _Loop:
                 if not plain:
                     self._update(step, self.gradients)
             except Exception:  # noqa: BLE001 - the step may never come, or not with these gradients
+                self._refuse_groups()
                 return
             if time.process_time() > start + _LATER_S:
                 break
@@ -554,16 +555,22 @@ class _Loop:
             self._ask("learning_rate", first, rate, self.watch.all)
 
     def _ask_for_schedule(self, first: int) -> None:
-        """Let the scheduler come to later steps.
-
-        Raises:   JobError: it gives the optimizer other groups there.
-        """
+        """Let the scheduler come to later steps."""
         schedule = None if self.updates is None else self.updates.rates.schedule
         if schedule is None:
             return
         with self.watch.unlooked():
             self._ask("scheduler", first, schedule.options, self.watch.in_a_scheduler)
-        schedule.check_groups()
+        self._refuse_groups()
+
+    def _refuse_groups(self) -> None:
+        """Raise if the scheduler has given the optimizer other groups.
+
+        Raises:   JobError: so it is.
+        """
+        schedule = None if self.updates is None else self.updates.rates.schedule
+        if schedule is not None:
+            schedule.check_groups()
 
     def _ask(
         self, who: str, first: int, call: Callable[[int], object], facts: Callable[[], Facts]
