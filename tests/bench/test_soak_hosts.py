@@ -59,7 +59,7 @@ def test_the_same_torchrun_on_a_host_that_was_lost_joins_the_run(tmp_path: Path)
             time.sleep(0.05)
 
     def steps() -> int:
-        return sum(1 for _ in (tmp_path / "run/metrics.jsonl").open())
+        return len((tmp_path / "run/metrics.jsonl").read_text().splitlines())
 
     with on_hosts(tmp_path / "run", random.Random(0)) as run:
         end = time.monotonic() + 300.0
@@ -73,5 +73,6 @@ def test_the_same_torchrun_on_a_host_that_was_lost_joins_the_run(tmp_path: Path)
         until("joined", 4)
         assert steps() > before
         run.end()
-    found = [json.loads(row)["step"] for row in (tmp_path / "run/metrics.jsonl").open()]
+    rows = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    found = [json.loads(row)["step"] for row in rows]
     assert found == [*range(1, len(found) + 1)]
