@@ -29,8 +29,8 @@ from penstock.errors import ProgramError, ScheduleError
 from penstock.program.reductions import Reduction, Sum
 from penstock.schedule.orders import KINDS, Action
 
-CollectHow = Literal["sum", "gather"]
-COLLECT_HOWS: tuple[CollectHow, ...] = ("sum", "gather")
+CollectHow = Literal["sum", "gather", "scatter"]
+COLLECT_HOWS: tuple[CollectHow, ...] = ("sum", "gather", "scatter")
 
 
 class Guarding(NamedTuple):
@@ -99,7 +99,8 @@ class Collect(Printed):
     """Collect what `of` made for another stage of its rank, over `edge`, among `ranks`; wait.
 
     Each of the ranks, which divide the ops of a stage among them, has made a part of it.
-    sum: a summand; each gets the sum.  gather: a slice; each gets all of them.
+    sum: a summand; each gets the sum.  gather: a slice; each gets all of them.  scatter: a summand;
+    each gets its part of the sum.
     """
 
     of: Action

@@ -51,7 +51,11 @@ def collect_call(rank: "Rank", instruction: Collect) -> Call:
         for value in values:
             frame[value] = _gathered(frame[value], transport, ranks)
 
-    return add if instruction.how == "sum" else gather
+    def scatter() -> None:
+        for value in values:
+            frame[value] = _scattered(frame[value], transport, ranks, copies=value in copies)
+
+    return {"sum": add, "gather": gather, "scatter": scatter}[instruction.how]
 
 
 def _several(stages: Stages, graph: Graph) -> set[int]:
@@ -70,6 +74,15 @@ def _gathered(own: Tensor, transport: Any, ranks: tuple[int, ...]) -> Tensor:
     whole[place * size : (place + 1) * size].copy_(own.reshape(-1))
     transport.all_gather(whole, [at * size for at in range(len(ranks) + 1)], ranks)
     return whole.view(len(ranks), *own.shape)
+
+
+def _scattered(own: Tensor, transport: Any, ranks: tuple[int, ...], *, copies: bool) -> Tensor:
+    """Return this rank's part of a sum, whose parts lie along the first dim."""
+    if copies or not own.is_contiguous():
+        own = own.clone(memory_format=torch.contiguous_format)
+    size, place = own.numel() // len(ranks), ranks.index(transport.rank)
+    transport.reduce_scatter(own.view(-1), [at * size for at in range(len(ranks) + 1)], ranks)
+    return own[place].clone()
 
 
 def collected(capture: Capture, edge: StageEdge, how: str) -> list[int]:

@@ -74,8 +74,8 @@ def _run(own: list[Capture], leaves: Any, buffers: Any, seed: int, scale: float)
             source, how, _ = node.args
             given = [known[source] for known in values]
             made = torch.stack(given) if how == "gather" else sum(given[1:], given[0])
-            for known in values:
-                known[node] = made.clone()
+            for rank, known in enumerate(values):
+                known[node] = made[rank].clone() if how == "scatter" else made.clone()
             continue
         for rank, known in enumerate(values):
             args, kwargs = map_arg((rank_args(node, rank), node.kwargs), known.__getitem__)

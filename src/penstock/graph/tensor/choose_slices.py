@@ -16,7 +16,7 @@ from penstock.errors import GraphError
 from penstock.graph.cut import cut
 from penstock.graph.tensor.cuts import collect_points
 from penstock.graph.tensor.divided import divided
-from penstock.graph.tensor.placed import Held, Placing, RankSpeed
+from penstock.graph.tensor.placed import Held, Layout, Placing, RankSpeed
 from penstock.graph.tensor.value_placement import Slices, fits
 from penstock.graph.trace import Capture
 
@@ -58,8 +58,7 @@ def division(capture: Capture, ranks: int, prices: RankSpeed | None = None) -> O
     placing = Placing(capture, ranks, prices or RankSpeed())
     groups = groups_of(placing)
     problem: GraphError | None = None
-    for held in _from_cheapest(placing, groups):
-        layout = placing.layout(held)
+    for layout in _from_cheapest(placing, groups):
         try:
             made = divided(capture, layout, layout.held, ranks)
             cut(made.graph, collect_points(made.graph))
@@ -72,8 +71,8 @@ def division(capture: Capture, ranks: int, prices: RankSpeed | None = None) -> O
     raise GraphError(message, hint="take 1 tensor rank; replicas and pipelines divide other things")
 
 
-def _from_cheapest(placing: Placing, groups: Sequence[AlikeWeights]) -> Iterator[Held]:
-    """Yield what is cheapest to hold in slices, then the same without one weight after another."""
+def _from_cheapest(placing: Placing, groups: Sequence[AlikeWeights]) -> Iterator[Layout]:
+    """Yield the cheapest layout, then that without one weight in slices after another."""
     stay = set[int]()
     while True:
         open_groups = [
@@ -82,10 +81,24 @@ def _from_cheapest(placing: Placing, groups: Sequence[AlikeWeights]) -> Iterator
         picked = chosen(placing, open_groups)
         if picked is None:
             return
-        yield held_by(groups, picked)
+        yield from layouts_of(placing, groups, picked)
         sliced = [k for k, way in enumerate(picked) if way is not None]
         costs = {k: _cost(placing, groups, _without(picked, k), {}) for k in sliced}
         stay.add(min(sliced, key=costs.__getitem__))
+
+
+def layouts_of(
+    placing: Placing, groups: Sequence[AlikeWeights], picked: list[Option]
+) -> list[Layout]:
+    """Return the layouts of a choice of weights, the cheapest first.
+
+    One has sums whole on every rank; in the other they are spread: what is per token between two
+    collects is divided by tokens, and weights are chosen anew for that.
+    """
+    other = Placing(placing.capture, placing.ranks, placing.prices, spread=True)
+    spread = _descended(other, groups, picked, {})
+    rows = placing.layout(held_by(groups, picked)), other.layout(held_by(groups, spread))
+    return sorted(rows, key=lambda layout: layout.seconds)
 
 
 def _without(picked: Sequence[Option], at: int) -> list[Option]:

@@ -5,6 +5,7 @@ stage, collected on the way (program/instructions.py), so that computing it is n
 
     sum      each rank has a summand, and gets the sum
     gather   each rank has a slice, and gets those of all, along a new first dim
+    scatter  each rank has a summand, and gets of the sum what its place along the first dim is
 """
 
 from typing import Any
@@ -25,6 +26,8 @@ def _as_seen(value: Tensor, how: str, ranks: int) -> Tensor:
     """Return a tensor as large as what comes of a collect; what this rank alone could make."""
     if how == "gather":
         return value.unsqueeze(0).expand(ranks, *value.shape).contiguous()
+    if how == "scatter":
+        return value[0].clone(memory_format=torch.contiguous_format)
     return value.clone(memory_format=torch.contiguous_format)
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 from penstock.graph.graph import Graph, Node
 from penstock.graph.stages import StageEdge
 
-CollectHow = Literal["sum", "gather"]
+CollectHow = Literal["sum", "gather", "scatter"]
 COLLECT_TARGET = "penstock.collect.default"
 LOG_SUM_EXP = "penstock.log_sum_exp.default"  # of logits of which each rank has some
 
@@ -79,6 +79,7 @@ def collects_of(graph: Graph, edge: StageEdge) -> dict[CollectHow, int]:
 
 
 def how_of(nodes: Sequence[Node], collect: int) -> CollectHow:
-    """Return the kind of a collect: the value of a gather has one dim more."""
+    """Return the kind of a collect: the value of a gather has one dim more, of a scatter one less."""
     (value,) = nodes[collect].inputs
-    return "gather" if len(nodes[collect].shape) > len(nodes[value].shape) else "sum"
+    more = len(nodes[collect].shape) - len(nodes[value].shape)
+    return {1: "gather", 0: "sum", -1: "scatter"}[more]

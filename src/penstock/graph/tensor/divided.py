@@ -57,6 +57,7 @@ class _RankStep:
         self.graph = fx.Graph()
         self.made: dict[tuple[fx.Node, Placement | None], fx.Node] = {}
         self.states: dict[fx.Node, State] = {}
+        self.scattered = {pair for pair in layout.collects if isinstance(pair[1], Slices)}
         self.results: dict[fx.Node, Sequence[fx.Node]] = {}  # of ops that became several
         self.placeholders: list[Placeholder] = []
 
@@ -181,6 +182,10 @@ class _RankStep:
         if (node, place) not in self.made:
             if place == WHOLE:
                 self.made[node, WHOLE] = self._whole(node, state, reader)
+            elif state == PARTIAL and (node, place) in self.scattered:
+                assert isinstance(place, Slices), "it becomes a slice"
+                self.made[node, place] = self.scatter_at(reader, self.made[node, state], place)
+                self.states[node] = place
             else:
                 assert isinstance(place, Slices), "no value becomes a summand"
                 whole = self._there(node, WHOLE, reader)
@@ -221,6 +226,19 @@ class _RankStep:
         made = self.op_at(reader, aten.slice.Tensor, whole, dim, 0, size)
         made.meta["custom"] = {**made.meta["custom"], TAKE: size}
         return made
+
+    def scatter_at(self, reader: fx.Node, own: fx.Node, place: Slices) -> fx.Node:
+        """Return this rank's slice of the sum of what ranks have as summands."""
+        shape = tuple(own.meta["val"].shape)
+        outer = prod(shape[: place.dim]) * place.pieces
+        apart = [outer, self.ranks, prod(shape) // (self.ranks * outer)]
+        parts = self.op_at(reader, aten.view.default, own, apart)
+        parts = self.op_at(reader, aten.transpose.int, parts, 0, 1)
+        if outer > 1:
+            layout = torch.contiguous_format
+            parts = self.op_at(reader, aten.clone.default, parts, memory_format=layout)
+        made = self.op_at(reader, COLLECT, parts, "scatter", self.ranks)
+        return self.op_at(reader, aten.view.default, made, list(local(place, shape, self.ranks)))
 
     # -- the new step -----------------------------------------------------------------------------
 
@@ -279,6 +297,9 @@ class _InPlace:
 
     def taken(self, value: fx.Node, dim: int, size: int) -> Any:
         return self.step.cut_at(self.node, value, dim, size)
+
+    def scattered(self, value: fx.Node, place: Slices) -> Any:
+        return self.step.scatter_at(self.node, value, place)
 
 
 def _tensors_of(node: fx.Node) -> list[Any]:

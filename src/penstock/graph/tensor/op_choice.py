@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import fx
 
-from penstock.graph.tensor.value_placement import WHOLE, Placement, State
+from penstock.graph.tensor.value_placement import WHOLE, Placement, Slices, State
 
 States = Mapping[fx.Node, State]
 
@@ -21,6 +21,10 @@ class OpWriter(Protocol):
         """Return a rank's part of a whole value: of so many places of a dim."""
         ...
 
+    def scattered(self, value: fx.Node, place: Slices) -> Any:
+        """Return a rank's slice of the sum of what ranks have as summands."""
+        ...
+
     @property
     def ranks(self) -> int: ...
 
@@ -32,23 +36,26 @@ class OpSeries(NamedTuple):
     """An op as several ops, collects among them.
 
     build:         writes them, of the op's inputs as they are wanted; returns the op's results.
-    summed_bytes, gathered_bytes:   of whole values that are collected in between.
+    summed_bytes, ..., scattered_bytes:   of whole values that are collected in between.
     """
 
     build: Build
     summed_bytes: float = 0.0
     gathered_bytes: float = 0.0
+    scattered_bytes: float = 0.0
 
 
 class OpChoice(NamedTuple):
     """One way to compute an op: what it wants of its inputs, and what it makes.
 
     several:  the ops that it becomes; None: the op itself, on what a rank has.
+    spreads:  a sum that is due becomes slices, of tokens.
     """
 
     wants: Mapping[fx.Node, Placement]
     out: State
     several: OpSeries | None = None
+    spreads: bool = False
 
 
 Rule = Callable[[fx.Node, States, int], Iterator[OpChoice]]

@@ -75,10 +75,13 @@ class Placing:
     """The pass over one step; it is used for many choices of what is held in slices.
 
     results:  nodes that must be whole at the end: the loss, the figures.
+    spread:   sums that are due become slices, of tokens, where that is cheaper for their reader.
     """
 
-    def __init__(self, capture: Capture, ranks: int, prices: RankSpeed) -> None:
-        self.capture, self.ranks, self.prices = capture, ranks, prices
+    def __init__(
+        self, capture: Capture, ranks: int, prices: RankSpeed, *, spread: bool = False
+    ) -> None:
+        self.capture, self.ranks, self.prices, self.spread = capture, ranks, prices, spread
         graph, nodes = capture.graph, capture.fx_nodes
         self.rows = dict(zip(nodes, graph.nodes, strict=True))
         self.free = dict(zip(nodes, graph.free, strict=True))
@@ -150,6 +153,8 @@ class Placing:
         whole = OpChoice(dict.fromkeys(node.all_input_nodes, WHOLE), self._whole_state(node))
         best, least = whole, self._cost(made, there, node, whole)
         for choice in choices(node, made.states, self.ranks):
+            if choice.spreads and not self.spread:
+                continue
             if (cost := self._cost(made, there, node, choice)) < least:
                 best, least = choice, cost
         made.seconds += least
@@ -172,8 +177,9 @@ class Placing:
         parts = self.ranks if shares else 1
         cost += (self.flop_s[node] + self.memory_s[node]) / parts
         if choice.several is not None:
-            _, summed, gathered = choice.several
-            cost += sum(self._collect_s(each) for each in (2 * summed, gathered) if each)
+            _, summed, gathered, scattered = choice.several
+            sent = 2 * summed, gathered, scattered
+            cost += sum(self._collect_s(each) for each in sent if each)
         return cost
 
     def _collect_s(self, size_bytes: float) -> float:
@@ -207,6 +213,8 @@ class Placing:
                 return inf  # every stage makes it again, or nobody sends it any more
             case Slices(), _:
                 return self._collect_s(size)
+            case Partial(), Slices() if self.spread and (node, WHOLE) not in there:
+                return self._collect_s(size)
             case _:
                 return self._collect_s(2 * size)
 
@@ -227,6 +235,10 @@ class Placing:
             return
         there.add((node, to))
         if state == WHOLE:
+            return
+        if state == PARTIAL and to != WHOLE and self.spread and (node, WHOLE) not in there:
+            made.collects.append((node, to))
+            made.states[node] = to
             return
         if isinstance(state, Slices) and (source := self._looked_at(node)) is not None:
             made.viewed.add(node)

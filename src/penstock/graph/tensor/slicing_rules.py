@@ -85,6 +85,20 @@ def _elementwise(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice
     for out in outs:
         yield OpChoice({s: _part_of(s, out, shape) for s in node.all_input_nodes}, out)
     yield from _linear(node, states)
+    yield from _spread(node, states, ranks)
+
+
+def _spread(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
+    """Yield the choice that makes slices of tokens of the sum of summands."""
+    shape = shape_of(node)
+    due = any(
+        single(states, each) == PARTIAL and shape_of(each) == shape for each in node.all_input_nodes
+    )
+    dims = (dim for dim, size in enumerate(shape[:-1]) if size and size % ranks == 0)
+    if due and (dim := next(dims, None)) is not None:
+        out = Slices(dim)
+        wants = {each: _part_of(each, out, shape) for each in node.all_input_nodes}
+        yield OpChoice(wants, out, spreads=True)
 
 
 def _part_of(source: fx.Node, out: Slices, shape: tuple[int, ...]) -> Placement:
@@ -318,16 +332,33 @@ def _product(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
         scaled = bool(node.kwargs)
         if not (bias and (scaled or not own)):
             yield _bias_last(node, extra, made) if bias else OpChoice(made, PARTIAL)
+            if bias and (tokens := _tokens_of(node, ranks)) is not None:
+                yield _bias_last(node, extra, made, tokens)
 
 
-def _bias_last(node: fx.Node, bias: Any, wants: Mapping[Any, Placement]) -> OpChoice:
-    """Return the choice of a product or a convolution without its bias, summed, the bias added."""
+def _tokens_of(node: fx.Node, ranks: int) -> Slices | None:
+    """Return how the rows of a product are divided so that its views are, too; None: not at all."""
+    (rows, _) = shape_of(node)
+    firsts = [shape_of(each)[0] for each in node.users if each.target in _RESHAPES]
+    pieces = 1 if not firsts or firsts[0] % ranks == 0 else firsts[0]
+    return None if rows % (pieces * ranks) else Slices(0, pieces)
+
+
+def _bias_last(
+    node: fx.Node, bias: Any, wants: Mapping[Any, Placement], tokens: Slices | None = None
+) -> OpChoice:
+    """Return the choice of a product or a convolution without its bias, summed, the bias added.
+
+    tokens:   the slices of rows that ranks keep of the sum; None: all keep all.
+    """
     is_product = node.target is aten.addmm.default
     rest = node.args[1:] if is_product else (*node.args[:2], None, *node.args[3:])
 
     def build(write: OpWriter, own: Mapping[fx.Node, fx.Node]) -> tuple[Any]:
         target: Any = aten.mm.default if is_product else node.target
         part = write.new(target, *map_arg(rest, own.__getitem__))
+        if tokens is not None:
+            return (write.new(aten.add.Tensor, write.scattered(part, tokens), own[bias]),)
         total, added = write.new(COLLECT, part, "sum", write.ranks), own[bias]
         if not is_product:
             ones = [1] * (node.meta["val"].dim() - 2)
@@ -335,8 +366,10 @@ def _bias_last(node: fx.Node, bias: Any, wants: Mapping[Any, Placement]) -> OpCh
         return (write.new(aten.add.Tensor, total, added),)
 
     value = node.meta["val"]
-    summed = OpSeries(build, summed_bytes=float(value.numel() * value.itemsize))
-    return OpChoice(wants, WHOLE, summed)
+    size_bytes = float(value.numel() * value.itemsize)
+    if tokens is not None:
+        return OpChoice(wants, tokens, OpSeries(build, scattered_bytes=size_bytes), spreads=True)
+    return OpChoice(wants, WHOLE, OpSeries(build, summed_bytes=size_bytes))
 
 
 def _products(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
