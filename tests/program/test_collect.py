@@ -100,6 +100,18 @@ def test_misplaced_collects_are_refused(change, words):
         changed(made(), change)()
 
 
+def test_a_scatter_takes_as_long_as_half_a_sum_and_is_in_the_text():
+    kind, link = DeviceKind("d", 2**34, (("float32", 1e12),), 1e11), Link(0.0, 8e6)
+    cluster = Cluster((kind,), (Host("h", "d", 2),), link)
+    took = {}
+    for how in ("sum", "scatter"):
+        program = made((EDGES[0]._replace(collects=(Collected(how, 8_000_000),)), EDGES[1]))
+        assert f"{how}:F0.0e0r0,1" in map(str, program.code[0])
+        spans = simulate(program, lambda action: 1.0, cluster).spans
+        took[how] = next(s.end_s - s.start_s for s in spans if (s.kind, s.rank) == ("collect", 0))
+    assert 0 < took["scatter"] < took["sum"] < 2.5 * took["scatter"]
+
+
 def test_what_no_edge_asks_for_is_not_collected():
     bare = made((EDGES[0]._replace(collects=(SUM,)), EDGES[1]))
     wrong = Collect(Action("F", 0, 0), 0, (0, 1), "gather")

@@ -8,9 +8,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from penstock.errors import PlanError
-from penstock.graph.tensor.choose_slices import by_tensor
+from penstock.graph.tensor import choose_slices
+from penstock.graph.tensor.choose_slices import by_tensor, held_by
+from penstock.graph.tensor.collect_op import COLLECT
 from penstock.graph.tensor.cuts import apart_only, collect_points
-from penstock.graph.tensor.placed import RankSpeed
+from penstock.graph.tensor.placed import Placing, RankSpeed
 from penstock.graph.trace import capture
 from penstock.plan.lower_plan import lower_plan
 from penstock.plan.plan import Plan, divided, plan_by_hand
@@ -53,7 +55,32 @@ def test_steps_of_ranks_that_divide_ops_are_those_of_the_plain_loop(name, option
     assert not proof.problem
 
 
-def test_in_processes_too():
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("blocks", {"stages": 2}),
+        ("blocks", {"recompute": True}),
+        ("tied", {"replicas": 2}),
+        ("blocks", {"tensor": 4}),
+    ],
+)
+def test_steps_with_sums_by_tokens_are_those_of_the_plain_loop(monkeypatch, name, options):
+    monkeypatch.setattr(choose_slices, "layouts_of", spread_only)
+    made = planned(name, **options)
+    hows = {node.args[1] for node in made.captured.fx_nodes if node.target is COLLECT}
+    assert "scatter" in hows
+    assert not prove(made, (0, 5), launcher=run_threads).problem
+
+
+def spread_only(placing, groups, picked):
+    other = Placing(placing.capture, placing.ranks, placing.prices, spread=True)
+    return [other.layout(held_by(groups, picked))]
+
+
+@pytest.mark.parametrize("spreads", [False, True])
+def test_in_processes_too(monkeypatch, spreads):
+    if spreads:
+        monkeypatch.setattr(choose_slices, "layouts_of", spread_only)
     proof = prove(planned("blocks"), (0,), launcher=run_processes)
     assert not proof.problem
 

@@ -18,7 +18,7 @@ from penstock.cluster.cluster import Cluster
 from penstock.errors import GraphError, PlanError
 from penstock.graph.graph import Graph
 from penstock.graph.parts import part_in
-from penstock.graph.tensor.cuts import LOG_SUM_EXP, collects_in
+from penstock.graph.tensor.cuts import LOG_SUM_EXP, collects_in, how_of
 from penstock.graph.tensor.least import least_s
 from penstock.job import Job
 from penstock.plan.plan import Decision
@@ -226,7 +226,8 @@ def expected_s(
     updates = (
         s / (ranks if node.name in made.held else 1) for node, s in rows if node.kind == "parameter"
     )
-    return Placing(captured, ranks, speed).layout(made.held).seconds + sum(updates)
+    placing = Placing(captured, ranks, speed, spread=made.spread)
+    return placing.layout(made.held).seconds + sum(updates)
 
 
 def _is_better(found: "Option", best: "Option", objective: Objective) -> bool:
@@ -271,6 +272,8 @@ def slices_in_words(graph: Graph) -> str:
     told += [f"whole: {_alike(whole)}"] if whole else []
     by_class = any(node.target == LOG_SUM_EXP for node in graph.nodes)
     told += ["a loss over classes by classes"] if by_class else []
+    spread = sum(how_of(graph.nodes, at) == "scatter" for at in collects)
+    told += [f"{spread} sums by tokens"] if spread else []
     return "; ".join((*told, f"{len(collects)} collects of {format_bytes(moved)} a micro-batch"))
 
 

@@ -1,5 +1,6 @@
 """What is per token between two collects is divided by tokens, where that is the cheapest."""
 
+import itertools
 
 import pytest
 import torch
@@ -7,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from penstock.graph.cut import cut
 from penstock.choose.degrees import slices_in_words
-from penstock.graph.tensor.choose_slices import by_tensor, chosen, groups_of, held_by
+from penstock.graph.cut import cut
+from penstock.graph.tensor.choose_slices import by_tensor, chosen, groups_of, held_by, layouts_of
 from penstock.graph.tensor.collect_op import COLLECT
 from penstock.graph.tensor.cuts import collect_points
 from penstock.graph.tensor.divided import divided
-from penstock.graph.tensor.placed import Placing
+from penstock.graph.tensor.placed import Placing, RankSpeed
 from penstock.graph.trace import capture
 from tests.graph.tensor.test_choose_slices import Block
 from tests.graph.tensor.test_divided import FREE, Net, assert_between_stages, assert_equal

@@ -33,10 +33,14 @@ class AlikeWeights(NamedTuple):
 
 
 class OpDivision(NamedTuple):
-    """The step of rank 0 of those that divide its ops, and the weights that it has in slices."""
+    """The step of rank 0 of those that divide its ops, and the weights that it has in slices.
+
+    spread:   what is per token between two collects may be divided by tokens.
+    """
 
     held: Held
     capture: Capture
+    spread: bool = False
 
 
 def by_tensor(capture: Capture, ranks: int, prices: RankSpeed | None = None) -> Capture:
@@ -65,7 +69,7 @@ def division(capture: Capture, ranks: int, prices: RankSpeed | None = None) -> O
         except GraphError as why:
             problem = why
         else:
-            return OpDivision(layout.held, made)
+            return OpDivision(layout.held, made, layout.spread)
     message = f"no weight of the model can be divided among {ranks} ranks"
     message += f": {problem.message}" if problem else ""
     raise GraphError(message, hint="take 1 tensor rank; replicas and pipelines divide other things")
@@ -96,7 +100,8 @@ def layouts_of(
     collects is divided by tokens, and weights are chosen anew for that.
     """
     other = Placing(placing.capture, placing.ranks, placing.prices, spread=True)
-    spread = _descended(other, groups, picked, {})
+    found = _descended(other, groups, picked, {})
+    spread = found if any(found) else picked
     rows = placing.layout(held_by(groups, picked)), other.layout(held_by(groups, spread))
     return sorted(rows, key=lambda layout: layout.seconds)
 

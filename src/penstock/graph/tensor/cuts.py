@@ -79,7 +79,7 @@ def collects_of(graph: Graph, edge: StageEdge) -> dict[CollectHow, int]:
 
 
 def how_of(nodes: Sequence[Node], collect: int) -> CollectHow:
-    """Return the kind of a collect: the value of a gather has one dim more, of a scatter one less."""
+    """Return the kind of a collect: a gather gives one dim more, a scatter one less."""
     (value,) = nodes[collect].inputs
-    more = len(nodes[collect].shape) - len(nodes[value].shape)
-    return {1: "gather", 0: "sum", -1: "scatter"}[more]
+    before, after = len(nodes[value].shape), len(nodes[collect].shape)
+    return "sum" if before == after else "gather" if before < after else "scatter"

@@ -57,6 +57,7 @@ class Layout:
     collects:   (value, to what it is changed) in their order, those that send something.
     wanted:     of each parameter, what its readers want of it.
     held:       the parameters of which each rank has a slice.
+    spread:     sums that were due may have become slices of tokens.
     viewed:     sliced views that are made again of what they look at, gathered.
     """
 
@@ -68,6 +69,7 @@ class Layout:
         default_factory=list[tuple[fx.Node, Placement]]
     )
     viewed: set[fx.Node] = field(default_factory=set[fx.Node])
+    spread: bool = False
     wanted: dict[fx.Node, set[Placement]] = field(default_factory=dict[fx.Node, set[Placement]])
 
 
@@ -121,7 +123,7 @@ class Placing:
             known = {**known, **more}
 
     def _pass(self, held: Held) -> Layout:
-        made, there = Layout(held), set[tuple[fx.Node, Placement]]()
+        made, there = Layout(held, spread=self.spread), set[tuple[fx.Node, Placement]]()
         for node in self.capture.fx_nodes:
             row = self.rows[node]
             if row.kind == "parameter":
