@@ -223,6 +223,8 @@ def _beside(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
         yield OpChoice(dict.fromkeys(node.all_input_nodes, PARTIAL), PARTIAL)
         return
     own = {place for place in places if isinstance(place, Slices)}
+    if len({len(shape_of(source)) for source in node.all_input_nodes}) > 1:
+        return  # an empty one of no dims stands beside others
     for place in own:
         stacks = node.target is aten.stack.default
         dim = place.dim + (stacks and at % rank <= place.dim)
