@@ -115,8 +115,8 @@ def of_words(model, words):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"shard": ("shard",) * 13, "replicas": 2}, "with stages in shards"),
-        ({"offload": ("state",) * 13}, "with far memory"),
+        ({"shard": ("shard",) * 21, "replicas": 2}, "with stages in shards"),
+        ({"offload": ("state",) * 21}, "with far memory"),
         ({"compiled": True}, "with compiled ops"),
         ({"commits": True}, "with steps that ranks commit"),
         ({"post_validation": True}, "with updates that may be undone"),
@@ -125,7 +125,7 @@ def of_words(model, words):
 )
 def test_what_goes_with_no_divided_ops_is_refused(change, words):
     plan = planned("blocks").plan
-    assert plan.num_stages == 13
+    assert plan.num_stages == 21
     with pytest.raises(PlanError, match=f"ops divided among 2 ranks, {words}"):
         plan.changed(**change)
 
