@@ -339,7 +339,7 @@ def _product(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
 
 
 def _tokens_of(node: fx.Node, ranks: int) -> Slices | None:
-    """Return how the rows of a product are divided so that its views are, too; None: not at all."""
+    """Return slices of the rows of a product that its views have, too; None: there are none."""
     (rows, _) = shape_of(node)
     firsts = [shape_of(each)[0] for each in node.users if each.target in _RESHAPES]
     pieces = 1 if not firsts or firsts[0] % ranks == 0 else firsts[0]
