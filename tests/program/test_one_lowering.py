@@ -46,13 +46,13 @@ def test_ranks_run_what_is_simulated(schedule, stages, options, transport, monke
 
 
 def _simulated(plan, graph, monkeypatch):
-    found, right = [], judge.simulate
+    found, right = [], judge.Simulator
 
     def remembers(program, *rest, **more):
         found.append(program)
         return right(program, *rest, **more)
 
-    monkeypatch.setattr(judge, "simulate", remembers)
+    monkeypatch.setattr(judge, "Simulator", remembers)
     own = judge.Judge(graph, profile_of("tied"), Cluster.here(plan.total_ranks))
     own.simulated(plan, spans=False)
     return words(found[-1])  # of an asynchronous plan the shorter window, which ranks run first
