@@ -5395,6 +5395,34 @@ BREAKS = (
         "a run goes on unproved where what ranks have kept of a step cannot be read",
     ),
     Break(
+        "nobody_looks_at_the_model_later",
+        "runtime/worker.py",
+        "self.keeper.after(last, self.rank.capture.changes)",
+        "self.keeper.after(last)",
+        (
+            "tests/prove/test_audit.py::test_what_a_hook_changes_late_in_the_model_is_found_and_made_as_it_is_in_one_process",
+        ),
+        "a hook that counts to a step that the plain loop beside the run never comes to",
+    ),
+    Break(
+        "what_changed_late_is_made_by_replicas",
+        "training/audited_run.py",
+        "planned = None if problem.audit.is_late else choice",
+        "planned = choice",
+        (
+            "tests/prove/test_audit.py::test_what_a_hook_changes_late_in_the_model_is_found_and_made_as_it_is_in_one_process",
+        ),
+        "replicas that go on from a checkpoint, in which a hook's count begins anew",
+    ),
+    Break(
+        "only_the_traced_model_is_looked_at",
+        "graph/trace.py",
+        "models = [self.model, newest_beside(self.model)]",
+        "models = [self.model]",
+        ("tests/graph/test_module_facts.py",),
+        "a change of the model that was built last, which is the one that hooks hold",
+    ),
+    Break(
         "an_optimizer_may_be_called_twice",
         "prove/audit_parts.py",
         "    if calls != steps:",

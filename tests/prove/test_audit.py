@@ -617,6 +617,48 @@ def test_a_run_whose_steps_become_others_goes_back_and_on_rightly(tmp_path, monk
     assert [json.loads(row)["step"] for row in rows] == list(range(1, 13))
 
 
+LATE = 130  # a step that no examination comes to
+
+
+def straightened_late() -> Job:
+    """A hook of the optimizer sets a number of the model that was built last."""
+    built: list[nn.Sequential] = []
+
+    def model() -> nn.Module:
+        built.append(nn.Sequential(nn.Linear(4, 4), nn.LeakyReLU(0.1)))
+        return built[-1]
+
+    def optimizer(weights):
+        made, steps = torch.optim.SGD(list(weights), lr=0.1), count(1)
+
+        def straighten(*_: object) -> None:
+            if next(steps) == LATE:
+                built[-1][1].negative_slope = 0.9
+
+        made.register_step_post_hook(straighten)
+        return made
+
+    return Job(model, lambda m, x: (m(x) - 1).square().mean(), batches, optimizer, micro_batches=2)
+
+
+def test_what_a_hook_changes_late_in_the_model_is_found_and_made_as_it_is_in_one_process(tmp_path):
+    job, options = straightened_late(), {"ranks": 2, "num_steps": LATE + 20, "audit": "50%"}
+    trained = ps.train(job, out=tmp_path, trial=False, **options)
+    assert trained is not None
+    told = json.dumps(trained.summary)  # where it is found: by an audit, or at the end
+    assert "negative_slope of 1: 0.1, then 0.9 since the model was traced" in told
+    torch.manual_seed(job.seed)
+    model, data = job.model(), job.data(0)
+    optimizer = job.optimizer(model.parameters())
+    for _ in range(LATE + 20):
+        for _ in range(2):
+            (job.loss(model, next(data)) / 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for name, value in model.named_parameters():
+        assert torch.allclose(trained.outcome.weights[f"weights/{name}"], value, atol=1e-6)
+
+
 def test_a_run_that_is_to_stop_ends_where_a_step_differs(tmp_path, monkeypatch):
     wrong_from_step_6(monkeypatch)
     options = {"ranks": 2, "num_steps": 12, "audit": "50%,stop", "trial": False}

@@ -16,11 +16,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from penstock import _compat
+from penstock.graph.module_facts import Facts, module_facts
 from penstock.job import Job
 from penstock.state.optimizer.rates import options_of
 from penstock.state.optimizer.reach import hook_with_module
-
-Facts = dict[str, object]
 
 SMALL = 2_000_000  # elements of a model of which every one is looked at
 _SAMPLE = 4096  # of each tensor of a larger one
@@ -114,15 +113,7 @@ class ChangeWatch:
 
     def as_made(self) -> Facts:
         """Return who learns, who is in training mode, which module is where, and its hooks."""
-        facts: Facts = {}
-        for name, parameter in self.model.named_parameters():
-            facts[f"requires_grad of {name}"] = parameter.requires_grad
-            facts[f"the hooks of {name}"] = _compat.num_gradient_hooks(parameter)
-        for name, module in _compat.named_modules(self.model):
-            facts[f"training of {name}"] = module.training
-            facts[f"the class of {name}"] = type(module).__qualname__
-            facts[f"the hooks of module {name}"] = _compat.hooks_of(module)
-        return facts
+        return module_facts(self.model)
 
     def options(self) -> Facts:
         """Return the options of the optimizer's groups, and how many there are."""

@@ -12,7 +12,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -47,6 +47,7 @@ from penstock.graph.gradient_hooks import check_hooks, hooked
 from penstock.graph.graph import Graph, Node, NodeKind, with_cut_points
 from penstock.graph.held import StandIns
 from penstock.graph.lasting import lasting_buffers, note_built
+from penstock.graph.module_facts import Facts, changes, traced_facts
 from penstock.graph.parts import PartName, in_order, part_in
 from penstock.graph.precision import computed_in, narrowed, traced_in
 from penstock.graph.rows import Placeholder, RedrawnError, rows_of
@@ -68,6 +69,7 @@ class Capture:
     model:      the module, with its initial weights.
     batch:      what a batch must be to fit.
     rank:       of the ranks that divide its ops (tensor/divided.py), the one whose step it is.
+    facts:      that the step takes for granted of the model's modules.
     """
 
     graph: Graph
@@ -77,11 +79,21 @@ class Capture:
     model: nn.Module
     batch: BatchKey
     rank: int = 0
+    facts: Facts = field(default_factory=Facts)
 
     @property
     def writes_batch(self) -> bool:
         """Return whether the loss writes into the batch; a run does it in a copy."""
         return bool(self.batch.written)
+
+    @property
+    def changes(self) -> list[str]:
+        """What is another fact now of the model's modules than when they were traced.
+
+        Those of the model that was built last count as well: the job's code may hold that one.
+        """
+        models = [self.model, newest_beside(self.model)]
+        return [words for model in models for words in changes(self.facts, traced_facts(model))]
 
     def leaves(self, batch: object) -> list[Any]:
         """Return the leaves of a batch that fits the graph.
@@ -470,6 +482,7 @@ class _TracedStep:
             batch=replace(
                 self.key, written=tuple(map(self.at.__getitem__, written)), answers=answers
             ),
+            facts=traced_facts(self.model),
         )
 
     def _key(self, answers: Answers | None) -> tuple[str, ...]:

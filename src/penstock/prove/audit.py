@@ -35,6 +35,7 @@ from penstock.checkpoints.control import Board
 from penstock.device import Device
 from penstock.errors import RunError
 from penstock.files import add_line, json_object
+from penstock.graph.module_facts import SINCE
 from penstock.processes.begun_anew import BegunAnew
 from penstock.processes.child import Aside
 from penstock.prove.audit_checkpoint import keep_audited
@@ -331,7 +332,9 @@ class Bench:
             return
         cost_s = self.pace.told(kept.cpu_s, self.own_s, time.process_time() - start_s)
         words = ", ".join(map(str, proof.differences))
-        self._tell(place, Audit(step, proof.problem, words, cost_s, len(proof.steps)))
+        late = "" if proof.problem or not kept.change else f"{kept.change} {SINCE}"
+        problem = proof.problem or late
+        self._tell(place, Audit(step, problem, words, cost_s, len(proof.steps), bool(late)))
 
     def _tell(self, place: Path, row: Audit) -> None:
         """Note what an audit has found; a step that differs stays."""

@@ -17,7 +17,7 @@ import torch
 from penstock.checkpoints import checkpoint
 from penstock.checkpoints.checkpoint import UNREADABLE
 from penstock.errors import CheckpointError, PenstockError, RunError
-from penstock.runtime.audited import LATER, LAW, STEPS, note_of, ranks_of, taken
+from penstock.runtime.audited import CHANGES, LATER, LAW, STEPS, note_of, ranks_of, taken
 
 _ABOUT = "cpu", "held", "losses"  # what each rank notes under its number
 _NO_ROOM = {  # what the machine lacks, whatever is computed
@@ -41,11 +41,13 @@ class KeptStep(NamedTuple):
     cpu_s:  of each rank all its processor time, and what keeping took of it.
     law:    by which the steps were computed; empty: one by one.
     steps:  that were kept.
+    change: of the model that a traced step does not follow, in words; empty: none.
     """
 
     cpu_s: Mapping[str, tuple[float, float]]
     law: str
     steps: int
+    change: str = ""
 
 
 def put_together(place: Path, step: int) -> KeptStep:
@@ -82,7 +84,9 @@ def _put_together(place: Path, step: int) -> KeptStep:
     loss = sum(loss * count for loss, count in losses) / count if count else float("nan")
     (place / "losses.json").write_text(json.dumps({str(step): loss}))
     (place / "after").rename(place / str(step))
-    return KeptStep({rank: _pair(value) for rank, value in own.items()}, law, steps)
+    told: list[Any] = [v for k, v in plain.items() if k.startswith(f"{CHANGES}/")]
+    change = str(told[0][0]) if told else ""
+    return KeptStep({rank: _pair(value) for rank, value in own.items()}, law, steps, change)
 
 
 def _check_notes(folder: Path) -> None:

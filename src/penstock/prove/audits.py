@@ -55,6 +55,8 @@ class Audit:
     found:    the differences of each group, in words.
     cpu_s:    processor time that it took, of ranks and of the plain loop.
     steps:    that were made again, from `step` on.
+    is_late:  whether what differs follows from more than a checkpoint has: the job's code has
+              changed its model, and counts in Python when.
     """
 
     step: int
@@ -62,6 +64,7 @@ class Audit:
     found: str
     cpu_s: float
     steps: int = 1
+    is_late: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,7 @@ Given = Callable[[], Mapping[str, Tensor]]  # gradients by key, as an optimizer 
 MOST_STEPS = 4  # of a window
 LAW, LATER = "law", "step-{}/{}"  # keys: of how it is computed; of a gradient in a later step of it
 STEPS = "steps"  # key: of how many steps are kept
+CHANGES = "changes"  # key: of what the job's code has changed in its model, by rank
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -163,8 +164,11 @@ class StepKeeper:
         else:
             self._given |= {key: value.clone() for key, value in tensors.items()}
 
-    def after(self, step: int) -> None:
-        """Keep what the step has made, after `step` steps; every rank calls it at the same time."""
+    def after(self, step: int, changes: Sequence[str] = ()) -> None:
+        """Keep what the step has made, after `step` steps; every rank calls it at the same time.
+
+        changes:  of the model that a traced step does not follow, in words.
+        """
         start_s, rank = time.process_time(), self.transport.rank
         for end in self._ends:
             end()
@@ -181,6 +185,7 @@ class StepKeeper:
         tensors = {**tensors, **self._given}
         about = {f"losses/{rank}": self._losses}
         about |= {LAW: self._law} if self._law else {}
+        about |= {f"{CHANGES}/{rank}": [*changes]} if changes else {}
         about |= {STEPS: min(self._steps, MOST_STEPS)}
         self._cpu_s += time.process_time() - start_s
         own, blocks = {**plain, **about}, [*self._blocks, copies]

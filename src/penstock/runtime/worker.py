@@ -25,10 +25,11 @@ from penstock.checkpoints.control import Board, Control, Do
 from penstock.checkpoints.saver import SavePolicy, Saver, Saves, State, is_due, saving
 from penstock.checkpoints.saver import save as save
 from penstock.device import here, of
-from penstock.errors import RunError
+from penstock.errors import AloneError, RunError
 from penstock.files import cache_folder
 from penstock.graph.code import Function, function_of
 from penstock.graph.fused_runs import fused_function_of
+from penstock.graph.module_facts import SINCE
 from penstock.graph.stages import Segment, SegmentKind, Stages
 from penstock.graph.trace import Capture
 from penstock.heap import keep_freed_memory
@@ -346,8 +347,20 @@ def _run_windows(task: Task, watch: "WindowRunner", bound: Mapping[int, list[Bou
                 program = ask(step)
             if do == "stop":
                 break
+        if program is None:
+            _check_model(watch.rank.capture)
         watch.rank.settle()
     return None
+
+
+def _check_model(capture: Capture) -> None:
+    """Raise where the job's code has changed its model since it was traced.
+
+    Raises:   AloneError.
+    """
+    if changes := capture.changes:
+        hint = "train it without a plan (eager=True), or change the model from the first step on"
+        raise AloneError(f"{changes[0]} {SINCE}", hint=hint)
 
 
 def _probe(task: Task, watch: "WindowRunner") -> None:
@@ -652,7 +665,7 @@ class WindowRunner:
         is_once = window.is_once or bool(self.kept)
         self._window(calls, window._replace(is_once=is_once))
         start = time.perf_counter()
-        self.keeper.after(last)
+        self.keeper.after(last, self.rank.capture.changes)
         self.meter.once(time.perf_counter() - start)
 
     def _window(self, calls: list[Bound], window: Window) -> None:

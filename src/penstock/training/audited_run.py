@@ -267,12 +267,13 @@ def go_on(
     session.was_audited(Audited(cpu_s=session.audited.cpu_s, back=(problem.audit,)))
     if session.asked.audit.otherwise == "stop" or session.care.strict:
         raise problem
-    if choice is not None and choice.plan.terms.compiled:
-        other = session.without_compiling(choice, why)
+    planned = None if problem.audit.is_late else choice
+    if planned is not None and planned.plan.terms.compiled:
+        other = session.without_compiling(planned, why)
         return session.train_on(other, begin, found)
-    if choice is not None and (apart := unjoined_choice(session, choice, found, why)):
+    if planned is not None and (apart := unjoined_choice(session, planned, found, why)):
         return session.train_on(apart, begin, found)
-    if choice is not None and is_right_eagerly(session, found, problem):
+    if planned is not None and is_right_eagerly(session, found, problem):
         return session.train_eagerly(begin, found)
     if not is_new:  # what it had in Python then is gone
         raise problem

@@ -234,6 +234,8 @@ class Session:
             return self._lead_plan(captured, begin, found)
         except RankMisfitError as problem:
             return go_on_unplanned(self, found, problem, begin)
+        except AloneError as problem:  # what its code counts to is in no checkpoint
+            return go_on_alone(self, replace(found, forgets=(problem.message,)), problem, begin)
 
     def _lead_plan(self, captured: "Capture", begin: Begin, found: "Examined") -> Trained:
         """Choose a plan, prove it and run it, in processes of this host."""
