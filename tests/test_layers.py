@@ -94,6 +94,7 @@ TORCH_ROOMS = {
 TORCH_FILES = {
     "graph/gradient_hooks.py",
     "graph/held.py",
+    "graph/module_facts.py",
     "graph/trace.py",
     "graph/aliases.py",
     "graph/answers.py",

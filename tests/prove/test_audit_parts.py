@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -221,8 +221,8 @@ def test_a_run_that_updates_twice_goes_back_and_on_rightly(tmp_path, monkeypatch
 def test_a_state_that_cannot_be_read_is_made_from_where_the_run_goes_back_to(tmp_path, monkeypatch):
     right = StepKeeper.after
 
-    def lost(self: StepKeeper, step: int) -> None:
-        right(self, step)
+    def lost(self: StepKeeper, step: int, changes: Sequence[str] = ()) -> None:
+        right(self, step, changes)
         is_first = not (tmp_path / "differs").exists()
         if is_first and step > 6 and self.transport.rank == 1:
             (self._folder / "before" / "rank-1.safetensors").write_bytes(b"")
