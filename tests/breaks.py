@@ -5405,6 +5405,16 @@ BREAKS = (
         "a hook that counts to a step that the plain loop beside the run never comes to",
     ),
     Break(
+        "a_run_ends_without_a_look_at_its_model",
+        "runtime/worker.py",
+        "        if program is None:\n            _check_model",
+        "        if False:\n            _check_model",
+        (
+            "tests/prove/test_audit.py::test_what_a_hook_changes_late_in_the_model_is_found_and_made_as_it_is_in_one_process",
+        ),
+        "a run too short for audits, in which a hook changes the model late",
+    ),
+    Break(
         "what_changed_late_is_made_by_replicas",
         "training/audited_run.py",
         "planned = None if problem.audit.is_late else choice",

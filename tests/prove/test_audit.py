@@ -48,7 +48,7 @@ from penstock.prove.audit_pace import AuditBasis, Pace, used_with_s
 from penstock.prove.audits import SHORT, Audit, Audited, AuditTerms, parse_audit
 from penstock.prove.plain_side import Case
 from penstock.prove.prove import Planned, case_of, owners_of_replicas
-from penstock.runtime import audited
+from penstock.runtime import audited, worker
 from penstock.runtime.audited import Audits
 from penstock.runtime.eager import EagerTask, work_eagerly
 from penstock.runtime.launch import run_processes, run_threads
@@ -641,12 +641,19 @@ def straightened_late() -> Job:
     return Job(model, lambda m, x: (m(x) - 1).square().mean(), batches, optimizer, micro_batches=2)
 
 
-def test_what_a_hook_changes_late_in_the_model_is_found_and_made_as_it_is_in_one_process(tmp_path):
-    job, options = straightened_late(), {"ranks": 2, "num_steps": LATE + 20, "audit": "50%"}
-    trained = ps.train(job, out=tmp_path, trial=False, **options)
+@pytest.mark.parametrize("found_by", ["an audit", "the end"])
+def test_what_a_hook_changes_late_in_the_model_is_found_and_made_as_it_is_in_one_process(
+    tmp_path, monkeypatch, found_by
+):
+    job, audit = straightened_late(), "50%" if found_by == "an audit" else "0"
+    if found_by == "an audit":
+        monkeypatch.setattr(worker, "_check_model", lambda capture: None)
+    options = {"ranks": 2, "num_steps": LATE + 20, "audit": audit, "trial": False}
+    trained = ps.train(job, out=tmp_path, **options)
     assert trained is not None
-    told = json.dumps(trained.summary)  # where it is found: by an audit, or at the end
+    told = json.dumps(trained.summary)
     assert "negative_slope of 1: 0.1, then 0.9 since the model was traced" in told
+    assert str(trained.summary["checked"]).startswith("one process")
     torch.manual_seed(job.seed)
     model, data = job.model(), job.data(0)
     optimizer = job.optimizer(model.parameters())
