@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import BatchMisfitError, GraphError, RankMisfitError
+from penstock.errors import AloneError, BatchMisfitError, GraphError, RankMisfitError, RunError
 from penstock.members.failing import failed_by
 from penstock.members.launch_members import as_job_fails
 from penstock.members.words import (
@@ -50,10 +50,13 @@ def test_garbage_is_refused_with_one_error(garbage: bytes, word, place: int, val
             word_in(data)
 
 
-@pytest.mark.parametrize("kind", [BatchMisfitError, GraphError])
-def test_every_member_knows_whether_a_run_may_go_on_without_a_plan(kind) -> None:
+@pytest.mark.parametrize(
+    ("kind", "told_as"),
+    [(BatchMisfitError, RankMisfitError), (AloneError, AloneError), (GraphError, RunError)],
+)
+def test_every_member_knows_whether_a_run_may_go_on_without_a_plan(kind, told_as) -> None:
     told = word_in(written(failed_by(kind("this batch", hint="pad it"))))
     assert isinstance(told, Failed)
-    assert isinstance(told.error, RankMisfitError) == (kind is BatchMisfitError)
+    assert type(told.error) is told_as
     assert (told.error.message, told.error.hint) == ("this batch", "pad it")
-    assert isinstance(as_job_fails(told.error), RankMisfitError) == (kind is BatchMisfitError)
+    assert type(as_job_fails(told.error)) is told_as

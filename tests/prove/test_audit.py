@@ -52,6 +52,7 @@ from penstock.runtime import audited, worker
 from penstock.runtime.audited import Audits
 from penstock.runtime.eager import EagerTask, work_eagerly
 from penstock.runtime.launch import run_processes, run_threads
+from penstock.runtime.stop import Stopped
 from penstock.runtime.windows import repeated
 from penstock.runtime.worker import Task, work
 from penstock.state.optimizer.updates import Updates
@@ -641,15 +642,43 @@ def straightened_late() -> Job:
     return Job(model, lambda m, x: (m(x) - 1).square().mean(), batches, optimizer, micro_batches=2)
 
 
-@pytest.mark.parametrize("found_by", ["an audit", "the end"])
-def test_what_a_hook_changes_late_in_the_model_is_found_and_made_as_it_is_in_one_process(
-    tmp_path, monkeypatch, found_by
+def straightened_by_data() -> Job:
+    """Data sets that number, from one of its micro-batches on."""
+    built: list[nn.Sequential] = []
+
+    def model() -> nn.Module:
+        built.append(nn.Sequential(nn.Linear(4, 4), nn.LeakyReLU(0.1)))
+        return built[-1]
+
+    def data(start):
+        for k, x in enumerate(batches(start), start):
+            if k >= 2 * LATE and built:
+                built[-1][1].negative_slope = 0.9
+            yield x
+
+    def loss(net, x):
+        return (net(x) - 1).square().mean()
+
+    return Job(model, loss, data, lambda w: torch.optim.SGD(w, lr=0.1), micro_batches=2)
+
+
+@pytest.mark.parametrize(
+    ("make", "found_by", "elastic"),
+    [
+        (straightened_late, "an audit", False),
+        (straightened_late, "the end", False),
+        (straightened_by_data, "an audit", True),
+        (straightened_by_data, "the end", True),
+    ],
+)
+def test_what_is_changed_late_in_the_model_is_found_and_made_as_it_is_in_one_process(
+    tmp_path, monkeypatch, make, found_by, elastic
 ):
-    job, audit = straightened_late(), "50%" if found_by == "an audit" else "0"
+    job, audit = make(), "50%" if found_by == "an audit" else "0"
     if found_by == "an audit":
-        monkeypatch.setattr(worker, "_check_model", lambda capture: None)
+        monkeypatch.setattr(worker, "check_model", lambda capture: None)
     options = {"ranks": 2, "num_steps": LATE + 20, "audit": audit, "trial": False}
-    trained = ps.train(job, out=tmp_path, **options)
+    trained = ps.train(job, out=tmp_path, elastic=elastic, **options)
     assert trained is not None
     told = json.dumps(trained.summary)
     assert "negative_slope of 1: 0.1, then 0.9 since the model was traced" in told
@@ -664,6 +693,19 @@ def test_what_a_hook_changes_late_in_the_model_is_found_and_made_as_it_is_in_one
         optimizer.zero_grad()
     for name, value in model.named_parameters():
         assert torch.allclose(trained.outcome.weights[f"weights/{name}"], value, atol=1e-6)
+
+
+@pytest.mark.parametrize("elastic", [False, True])
+def test_a_run_that_is_stopped_after_such_a_change_leaves_no_checkpoint_of_it(tmp_path, elastic):
+    def stop(row) -> None:
+        if row["step"] == LATE + 20:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    asked = {"ranks": 2, "num_steps": 100_000, "audit": "0", "trial": False, "elastic": elastic}
+    with pytest.raises(Stopped, match="stopped with no checkpoint"):
+        ps.train(straightened_by_data(), out=tmp_path, on_step=stop, **asked)
+    assert checkpoint.latest(tmp_path / "checkpoints") is None
+    assert not (tmp_path / "metrics.jsonl").read_text()
 
 
 def test_a_run_that_is_to_stop_ends_where_a_step_differs(tmp_path, monkeypatch):

@@ -17,10 +17,11 @@ import traceback
 from pathlib import Path
 
 from penstock.checkpoints import folders
-from penstock.errors import BatchMisfitError, PenstockError
+from penstock.errors import PenstockError
 from penstock.files import FULL
 from penstock.members.vote import Vote
 from penstock.members.words import Failed
+from penstock.runtime.error_kinds import kind_of
 from penstock.runtime.left_steps import NOT_LEFT
 
 
@@ -56,6 +57,6 @@ def is_kept(checkpoints: Path, done: int) -> bool:
 def failed_by(problem: Exception) -> Failed:
     """Return what all members say of an error: of the job's own, with the lines that it came by."""
     if isinstance(problem, PenstockError):
-        return Failed(problem.message, problem.hint, isinstance(problem, BatchMisfitError))
+        return Failed(problem.message, problem.hint, kind_of(problem))
     trace = "".join(traceback.format_exception(problem))
     return Failed(f"{type(problem).__name__}: {problem}\n{trace}", "")

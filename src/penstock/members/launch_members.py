@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, Protocol, final
 import torch
 
 from penstock import _compat
-from penstock.errors import BatchMisfitError, PenstockError, RankMisfitError, RunError
+from penstock.errors import PenstockError, RunError
 from penstock.files import FULL, NO_ROOM
 from penstock.gauge.hosts import place_key
 from penstock.members.calling import Caller, newcomer
@@ -40,6 +40,7 @@ from penstock.processes.child import let_children_die_with_this, outlive_parent
 from penstock.processes.inherited import be_as_plain
 from penstock.processes.spared_readers import spare
 from penstock.runtime.calls import StepResult
+from penstock.runtime.error_kinds import kind_of, raised_for
 from penstock.runtime.worker import RankResult
 from penstock.transport.threads import ThreadTransport, thread_transports
 from penstock.transport.transport import Transport
@@ -207,8 +208,7 @@ def _supervise(
             elif what == "say":
                 sys.stderr.write(f"member {member}: {content}\n")
             elif what == "error":
-                kind = RankMisfitError if content["is_misfit"] else RunError
-                raise kind(content["message"], hint=content["hint"])
+                raise raised_for(content["kind"])(content["message"], hint=content["hint"])
     return over_s < math.inf, lost
 
 
@@ -240,8 +240,7 @@ class _Parent:
 
     def fail(self, problem: PenstockError) -> None:
         known = as_job_fails(problem)
-        is_misfit = isinstance(known, RankMisfitError)
-        about = {"message": known.message, "hint": known.hint, "is_misfit": is_misfit}
+        about = {"message": known.message, "hint": known.hint, "kind": kind_of(known)}
         if not self._tell("error", about):
             sys.stderr.write(f"error: {known.message}\nhint: {known.hint}\n")
 
@@ -294,9 +293,7 @@ def _child(start: Start, scribe: Scribe, place: _Fork) -> None:
 
 def as_job_fails(problem: PenstockError) -> RunError:
     """Return what a member's error is for whoever has begun it."""
-    is_misfit = isinstance(problem, BatchMisfitError | RankMisfitError)
-    kind = RankMisfitError if is_misfit else RunError
-    return kind(problem.message, hint=problem.hint)
+    return raised_for(kind_of(problem))(problem.message, hint=problem.hint)
 
 
 class Starter(Protocol):

@@ -9,7 +9,8 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from penstock.errors import RankMisfitError, RunError
+from penstock.errors import RunError
+from penstock.runtime.error_kinds import raised_for
 
 MOST_BYTES = 2**26  # of a message; a catalog of 100,000 tensors is 10 MB
 
@@ -82,17 +83,17 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """The job itself fails: the run ends.
 
-    is_misfit:  by a micro-batch that does not fit the step; without a plan it may go on.
+    kind:  of the error, after which the run may go on in another way.
     """
 
     message: str
     hint: str
-    is_misfit: bool = False
+    kind: str = ""
 
     @property
     def error(self) -> RunError:
         """Return what a member raises that has heard it."""
-        return (RankMisfitError if self.is_misfit else RunError)(self.message, hint=self.hint)
+        return raised_for(self.kind)(self.message, hint=self.hint)
 
 
 class Halt(msgspec.Struct, frozen=True, tag="stopped"):

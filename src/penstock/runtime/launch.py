@@ -29,13 +29,7 @@ import torch.distributed as dist
 from penstock import _compat
 from penstock.checkpoints.saver import Saves
 from penstock.device import here
-from penstock.errors import (
-    AloneError,
-    BatchMisfitError,
-    PenstockError,
-    RankMisfitError,
-    RunError,
-)
+from penstock.errors import PenstockError, RunError
 from penstock.job import exit_words
 from penstock.processes.child import death_of, die_with, join, let_children_die_with_this
 from penstock.processes.inherited import be_as_plain
@@ -43,6 +37,7 @@ from penstock.processes.spared_readers import spare
 from penstock.processes.stuck_forks import StuckWatch
 from penstock.profile.noise import NoiseTold
 from penstock.runtime.calls import StepResult
+from penstock.runtime.error_kinds import kind_of, raised_for
 from penstock.runtime.finite import NotFiniteError
 from penstock.runtime.left_steps import has_left
 from penstock.runtime.sampler import Samples
@@ -302,13 +297,6 @@ def from_json(content: dict[str, Any]) -> RankResult:
     )
 
 
-# What a rank raises, and what is raised for it: a run goes on after these in another way.
-_KINDS: Mapping[str, tuple[type[PenstockError], type[RunError]]] = {
-    "misfit": (BatchMisfitError, RankMisfitError),
-    "alone": (AloneError, AloneError),
-}
-
-
 def _problem_as_json(problem: BaseException) -> dict[str, Any]:
     if isinstance(problem, SystemExit):
         message, hint = exit_words(problem)
@@ -320,7 +308,7 @@ def _problem_as_json(problem: BaseException) -> dict[str, Any]:
         "trace": "" if known else "".join(traceback.format_exception(problem)),
         "follows": isinstance(problem, TransportError),
         "lingers": isinstance(problem, NotFiniteError) or has_left(),
-        "kind": next((name for name, kind in _KINDS.items() if isinstance(problem, kind[0])), ""),
+        "kind": kind_of(problem),
     }
 
 
@@ -386,7 +374,7 @@ def _read(pipe: Connection) -> tuple[str, Any] | None:
 
 def _rank_error(rank: int, content: dict[str, Any]) -> RunError:
     trace = f"\n{content['trace']}" if content["trace"] else ""
-    _, error = _KINDS.get(content["kind"], (RunError, RunError))
+    error = raised_for(content["kind"])
     return error(f"rank {rank} failed: {content['message']}{trace}", hint=content["hint"])
 
 

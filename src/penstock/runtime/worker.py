@@ -347,14 +347,15 @@ def _run_windows(task: Task, watch: "WindowRunner", bound: Mapping[int, list[Bou
                 program = ask(step)
             if do == "stop":
                 break
-        if program is None:
-            _check_model(watch.rank.capture)
+        check_model(watch.rank.capture)
         watch.rank.settle()
     return None
 
 
-def _check_model(capture: Capture) -> None:
+def check_model(capture: Capture) -> None:
     """Raise where the job's code has changed its model since it was traced.
+
+    Each rank looks at the end of a run, and before it writes a checkpoint, which then is right.
 
     Raises:   AloneError.
     """
@@ -502,6 +503,7 @@ def save_due(task: Task, watch: "WindowRunner", step: int, do: Do, *, is_last: b
     """Write the checkpoint that is due after `step` steps, if one is; return whether it was.
 
     Every rank calls it, with the same arguments.
+    Raises:   AloneError: the job's code has changed its model.
     """
     rank, saver = watch.rank, watch.saver
     if task.policy.folder is None or saver is None:
@@ -512,6 +514,7 @@ def save_due(task: Task, watch: "WindowRunner", step: int, do: Do, *, is_last: b
     if do in ("go", "probe", "audit") and not validates and not is_due(step, task.policy.every):
         return False
     with watch.meter.checkpoint(is_last=do == "stop"), saver.timed():
+        check_model(rank.capture)
         rank.settle()
         check_weights(rank.live(), step)
         waits = validates or do in ("stop", "plan")

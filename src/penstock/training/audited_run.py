@@ -18,7 +18,7 @@ from penstock.checkpoints import checkpoint
 from penstock.choose.unjoined import unjoined_choice
 from penstock.choose.update_memory import forgets
 from penstock.device import here
-from penstock.errors import CheckpointError, PenstockError, RunError
+from penstock.errors import AloneError, CheckpointError, PenstockError, RunError
 from penstock.files import finite, write_text
 from penstock.plan.plan import Plan, is_asynchronous
 from penstock.processes.child import can_fork
@@ -211,6 +211,7 @@ def with_audits(session: "Session", ran: Ran, begin: Begin) -> Ran:
     """Return how an elastic run ended, with what audits have found in its summary.
 
     Raises:   DiffersError: as `check`.  Then nothing is left to go on with but what is proved.
+              AloneError: by which one process can go on, as the job's code has changed its model.
     """
     from penstock.training.results import Trained
 
@@ -219,7 +220,12 @@ def with_audits(session: "Session", ran: Ran, begin: Begin) -> Ran:
         ran = cast(Ran, ran._replace(summary=summary))
         text = json.dumps(finite(json.loads(json.dumps(summary))), indent=2, allow_nan=False)
         write_text(session.folder / "summary.json", f"{text}\n")
-    check(session, begin)
+    try:
+        check(session, begin)
+    except DiffersError as problem:
+        if problem.audit.is_late and session.asked.audit.otherwise != "stop":
+            raise AloneError(problem.message, hint=problem.hint) from problem
+        raise
     return ran
 
 

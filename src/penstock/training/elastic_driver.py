@@ -56,6 +56,7 @@ from penstock.training.elastic_run import (
 )
 from penstock.training.ending import tell_members
 from penstock.training.generation_news import Happenings
+from penstock.training.misfits import stopped_alone
 from penstock.training.results import Trained, explained
 from penstock.training.run_folder import clear_after, follow_policy, tell_newest, words_to_resume
 from penstock.training.run_steps import awaits, heard_by
@@ -163,7 +164,8 @@ def train(session: "Session", choice: Choice, begin: Begin) -> Trained:
         while True:
             if follower is not None:
                 pools = follower.first_machines(run.begin.step, board, session.listener)
-            with audited_by_plan(session, choice, board, run.begin.step):
+            audits = audited_by_plan(session, choice, board, run.begin.step)
+            with stopped_alone(session, board, run.begin), audits:
                 trained = _lived_here(session, choice, run, pools[: len(plans)], board)
             assert trained is not None, "it has ended"
             trained = with_audits(session, trained, run.begin)

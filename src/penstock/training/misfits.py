@@ -7,6 +7,8 @@ in one process where these find that they cannot share a step.  Ranks that could
 any more; those of torchrun become replicas themselves (torchrun.py).
 """
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,11 +16,14 @@ from penstock.choose.update_memory import forgets
 from penstock.errors import AloneError, PenstockError, RankMisfitError
 from penstock.pilot.phases import PHASES, until_in
 from penstock.prove.audits import Audited
+from penstock.runtime.stop import Stopped
 from penstock.training.at_work import ADDRESSES
 from penstock.training.audited_run import gone_back_to_start, rewind
 from penstock.training.begin import Begin
+from penstock.training.run_folder import words_to_resume
 
 if TYPE_CHECKING:
+    from penstock.checkpoints.control import Board
     from penstock.examine.examine import Examined
     from penstock.training.results import Trained
     from penstock.training.session import Session
@@ -51,6 +56,24 @@ def go_on_alone(
     begin = gone_back(session, found, problem, first)
     session.listener.say("training it by the plain loop instead, in one process")
     return session.train_eagerly(begin, replace(found, one_process=problem.message))
+
+
+@contextmanager
+def stopped_alone(session: "Session", board: "Board", first: Begin) -> Generator[None]:
+    """While active, end a run that a signal stops where it would begin anew in one process.
+
+    That is for whoever goes on with it: no checkpoint that it has written leads there.
+    Raises:   Stopped.
+    """
+    try:
+        yield
+    except AloneError as problem:
+        if board.asked() <= 0:
+            raise
+        session.listener.say(problem.message)
+        if first.checkpoint is None:
+            gone_back_to_start(session)
+        raise Stopped(board.asked(), words_to_resume(session)) from problem
 
 
 def gone_back(

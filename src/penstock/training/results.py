@@ -372,17 +372,18 @@ def resumption(
     """
     from penstock.checkpoints.checkpoint import latest
 
+    kept = latest(folder / "checkpoints") or "no checkpoint"
     if not job:
         again = "resume=True, rules=..." if rules else "resume=True"
         again += "" if goal is None else f", until_loss={goal.loss:g}"
-        return f"stopped with {latest(folder / 'checkpoints')}; continue with: {again}"
+        return f"stopped with {kept}; continue with: {again}"
     command = ["penstock", "train", job, "--out", url or str(folder), "--resume"]
     command += [] if num_steps is None else ["--steps", str(num_steps)]
     if goal is not None:
         command += ["--set", f"until_loss={goal.loss:g}", "--set", f"objective={goal.least}"]
     for file in dict.fromkeys(rule.file for rule in rules if rule.file):
         command += ["--set", f"rules={file}"]
-    return f"stopped with {latest(folder / 'checkpoints')}; continue with: {shlex.join(command)}"
+    return f"stopped with {kept}; continue with: {shlex.join(command)}"
 
 
 def _of_devices(folder: Path, outcome: "Outcome", choice: Choice | None) -> dict[str, object]:

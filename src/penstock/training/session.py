@@ -57,7 +57,7 @@ from penstock.training.key_session import (
     proved_shapes,
 )
 from penstock.training.mirror import mirroring
-from penstock.training.misfits import go_on_alone, go_on_unplanned
+from penstock.training.misfits import go_on_alone, go_on_unplanned, stopped_alone
 from penstock.training.plan_choice import (
     ChoiceTerms,
     given_choice,
@@ -464,7 +464,8 @@ class Session:
                 launch(run, ranks, _unheard)
                 return None
             clear_after(self, begin)
-            with audited_run.audited_by_plan(self, choice, board, begin.step):
+            audits = audited_run.audited_by_plan(self, choice, board, begin.step)
+            with stopped_alone(self, board, begin), audits:
                 outcome = run_steps(self, run, ranks, choice, begin.step, launch)
             audited_run.check(self, begin)
             if outcome is None:
