@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[1]
     [
         "job.md",
         "shapes.md",
+        "stores.md",
         "examine.md",
         "graph.md",
         "profile.md",

@@ -26,6 +26,7 @@ ROOMS = (
     "_compat",
     "far",
     "script",
+    "stores",
     "averages",
     "large_batch",
     "best",

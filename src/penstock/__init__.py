@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from penstock.schedule import SCHEDULES, Schedule
     from penstock.search.one_plan import search
     from penstock.simulate.of_program import simulate
+    from penstock.stores import DiskCache, stored
     from penstock.timeline import Timeline
     from penstock.training.export import load_weights
     from penstock.training.run_program import run
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
 __all__ = [
     "SCHEDULES",
     "Cluster",
+    "DiskCache",
     "Graph",
     "Job",
     "Lamb",
@@ -89,6 +91,7 @@ __all__ = [
     "scaled_rate",
     "search",
     "simulate",
+    "stored",
     "swa",
     "tensorboard",
     "trace",
@@ -100,6 +103,7 @@ __all__ = [
 _PLACES = {
     "SCHEDULES": "schedule",
     "Cluster": "cluster",
+    "DiskCache": "stores",
     "Graph": "graph.graph",
     "Job": "job",
     "Lamb": "graph.layerwise",
@@ -133,6 +137,7 @@ _PLACES = {
     "scaled_rate": "large_batch",
     "search": "search.one_plan",
     "simulate": "simulate.of_program",
+    "stored": "stores",
     "swa": "averages",
     "tensorboard": "writers",
     "trace": "graph.traced_graph",

@@ -17,6 +17,10 @@ class JobError(PenstockError):
     """A job that cannot be found, built or used."""
 
 
+class StoreError(PenstockError):
+    """A store that has no such objects, does not answer, or answers with something else."""
+
+
 class GraphError(PenstockError):
     """A step that cannot be traced, a batch that does not fit, or a cut that does not exist."""
 

@@ -3,11 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import tee
 from typing import Any, ClassVar, Protocol, final
 
 import torch
 from torch.utils.data import Dataset
 
+from penstock.batches.following import Following, following
 from penstock.batches.how import Batching, check_length, mixed, named, own_random, seed_all
 from penstock.batches.reads import Endless, ReadNumbers
 from penstock.errors import JobError
@@ -82,13 +84,17 @@ def order_of(length: int, *place: object) -> list[int]:
 
 
 class Numbered(Protocol):
-    """Data whose micro-batches are made by their numbers from a dataset with indexed samples."""
+    """Data whose micro-batches are made by their numbers from a dataset with indexed samples.
+
+    A number may be more than one: `indices` tells of what samples its micro-batch is made.
+    """
 
     @property
     def dataset(self) -> Any: ...
     @property
     def how(self) -> Batching: ...
     def batch(self, number: Any) -> Batch: ...
+    def indices(self, number: Any) -> list[Any]: ...
 
 
 class NumberedEpochs(Numbered, Protocol):
@@ -105,8 +111,35 @@ def picked(data: NumberedEpochs, reads: ReadNumbers) -> Iterator[Batch]:
 def made_of(data: Numbered, numbers: Iterator[Any], epoch: int) -> Iterator[Batch]:
     """Return the micro-batches that `data.batch` makes of these, in this order."""
     if not data.how.workers:
-        return Endless(map(data.batch, numbers), epoch)
+        return Endless(_made(data, numbers), epoch)
     return Endless(iter(data.how.loader(_ByNumber(data), numbers)), epoch)
+
+
+def _made(data: Numbered, numbers: Iterator[Any]) -> Iterator[Batch]:
+    ahead = following(data.dataset)
+    return map(data.batch, numbers) if ahead is None else _made_ahead(data, numbers, ahead)
+
+
+def _made_ahead(data: Numbered, numbers: Iterator[Any], ahead: Following) -> Iterator[Batch]:
+    """Yield the micro-batches of these; the dataset fetches the samples of those that follow."""
+    told, own = tee(_with_problem(numbers))
+    coming = (
+        index for number, problem in told if problem is None for index in data.indices(number)
+    )
+    with ahead(coming):
+        for number, problem in own:
+            if problem is not None:
+                raise problem
+            yield data.batch(number)
+
+
+def _with_problem(numbers: Iterator[Any]) -> Iterator[tuple[Any, JobError | None]]:
+    """Yield numbers, and last why there are no more: it is raised where its turn comes."""
+    try:
+        for number in numbers:
+            yield number, None
+    except JobError as problem:
+        yield None, problem
 
 
 @final
@@ -119,7 +152,7 @@ class _ByNumber(Dataset[Batch]):
         vars(self)["of"] = of  # not an attribute of the dataset
 
     def __getitem__(self, index: Any) -> Batch:
-        return self.of.batch(index)
+        return next(_made(self.of, iter((index,))))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.of.dataset, name)

@@ -49,6 +49,10 @@ class BySampler:
                 samples.append(self.dataset[index])
             return self.how.collated(at_number, samples)
 
+    def indices(self, number: tuple[int, list[Any]]) -> list[Any]:
+        """Return the numbers of the samples of a micro-batch."""
+        return number[1]
+
     def _named(self, reads: ReadNumbers) -> Iterator[tuple[int, list[Any]]]:
         """Yield the numbers of these micro-batches, and what each is made of."""
         places, source = set(reads.places), enumerate(self.groups())

@@ -81,6 +81,10 @@ class Packed:
         rows = _rows_of(self, epoch)[at * size : (at + 1) * size]
         return [*rows, *([] for _ in range(size - len(rows)))]
 
+    def indices(self, number: int) -> list[int]:
+        """Return the numbers of the documents of micro-batch `number`."""
+        return [index for row in self.documents(number) for index in row]
+
     def batch(self, number: int) -> Batch:
         """Return micro-batch `number`: tensors [rows, length] by the names of their fields."""
         rows = self.documents(number)
