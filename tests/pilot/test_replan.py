@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ from torch import Tensor
 
 import penstock as ps
 from penstock.checkpoints import checkpoint
+from penstock.examine.examine import Examined
+from penstock.examine.unsaved import Unsaved
 from penstock.pilot.replan_log import replanned, replans_in, words_of
 from penstock.plan import Plan
 from penstock.runtime import sampler
@@ -167,6 +170,23 @@ def test_slowed_rank_gets_less_to_do_and_the_bits_stay(tmp_path, monkeypatch):
     assert state.step == 130
     for key, value in expected.items():
         assert torch.equal(state.tensors[key], value), key
+
+
+@pytest.mark.parametrize("kept", [(), (Unsaved("calls", "job.py:7", by_update=True),)])
+def test_what_a_hook_counts_does_not_begin_anew_with_another_plan(tmp_path, monkeypatch, kept):
+    """An optimizer is made once in a run where a hook of it keeps what no checkpoint holds."""
+    plan = SimpleNamespace(averages=False, total_ranks=2, terms=SimpleNamespace(compiled=False))
+    choice, basis = SimpleNamespace(plan=plan), SimpleNamespace(search_s=1.0)
+    own = Session(JOB, JOB, tmp_path, 100, None, there=SimpleNamespace(), basis=basis)  # pyright: ignore
+    own.knows(Examined(beside=kept))
+    guide, looked = own._guide(choice, None, leads=False), []  # pyright: ignore
+    assert guide is not None
+    posts = [SimpleNamespace(moves=1, paces=0)] * 2
+    monkeypatch.setattr(guide, "_posts", lambda: posts)
+    monkeypatch.setattr(guide, "_shared", lambda *_: looked.append("shares"))
+    monkeypatch.setattr(guide, "_look_for_another", lambda *_: looked.append("plans"))
+    guide._weigh(10)
+    assert looked == (["shares"] if kept else ["shares", "plans"])
 
 
 @pytest.mark.long

@@ -159,14 +159,17 @@ class Replanner:
         folder: Path,
         last_step: int,
         leads: bool | None = None,
+        stays: bool = False,
     ) -> None:
         """Guide a rank of a run in `folder`, where the plan's files are.
 
         windows:  those that are left of the run, by a choice, from a step on.
         leads:    whether this rank is the one that decides; None: rank 0 is.
+        stays:    whether micro-batches are shared otherwise, and that is all: with another plan an
+                  optimizer is made anew, and what its hooks keep begins anew.
         """
         self.basis, self.choice, self.windows, self.board = basis, choice, windows, board
-        self.folder, self.last_step, self._leads = folder, last_step, leads
+        self.folder, self.last_step, self._leads, self._stays = folder, last_step, leads, stays
         self.count = self._posted = self._seen = self._planned = self._shares = self._probes = 0
         self._ready_s = self._asked_s = self._move_took_s = self._step_s = 0.0
         self._share_s, self._looked_s, self._probe_s = _BIND_S, 0.0, 0.0
@@ -317,7 +320,8 @@ class Replanner:
             lead.is_weighed = True
             if self._shared(posts, left):
                 return
-            lead.is_settled = self.choice.plan.terms.compiled  # other cuts would have to be, too
+            compiled = self.choice.plan.terms.compiled  # other cuts would have to be, too
+            lead.is_settled = compiled or self._stays
         if lead.is_settled:
             return
         if lead.aside is not None:

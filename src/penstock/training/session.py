@@ -216,6 +216,7 @@ class Session:
         if not self.care.eager:
             check_soon(self.job, self.fixed, self.listener)
         found = examine_job(self, begin.checkpoint)
+        self.knows(found)
         set_aside_earlier(self)
         unplanned = self.care.eager or found.one_process or found.no_plan
         captured = None if unplanned else trace_step(self)
@@ -502,8 +503,10 @@ class Session:
         if plan.terms.compiled and leads is not False:  # only that profile knows its segments
             profiles = load_profiles(self.folder / "profile.json")
             basis = basis._replace(ways=(choice.way(profiles),))
-        run = basis, choice, windows, board
-        return Replanner(*run, folder=self.folder, last_step=last, leads=leads)
+        run, known = (basis, choice, windows, board), self.learned.found
+        stays = known is not None and any(each.by_update for each in known.beside)
+        about = {"folder": self.folder, "last_step": last, "leads": leads}
+        return Replanner(*run, **about, stays=stays)
 
     def ended_by(self, choice: Choice) -> Choice:
         """Return the choice by which the run ended: another one where the plan was made again."""
