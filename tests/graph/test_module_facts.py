@@ -78,3 +78,78 @@ def test_the_model_that_was_traced_and_the_one_built_last_count() -> None:
     assert captured.changes == ["p of 1: 0.1, then 0.5"]
     captured.model.eval()
     assert "training of 2: True, then False" in captured.changes
+
+
+class Scaled(nn.Module):
+    """It reads `alpha` and its class's `beta`; it counts, and has a note that it does not read."""
+
+    beta = 2.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(2, 2)
+        self.register_buffer("scale", torch.ones(()))
+        self.alpha, self.calls, self.note, self.unset = 1.0, 0, "", float("nan")
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.head(x) * self.alpha * self.beta * self.scale * (self.unset == self.unset)
+
+
+def _scaled() -> Capture:
+    def loss(module: nn.Module, batch: Tensor) -> Tensor:
+        return module(batch).square().mean()
+
+    return capture(ps.Job(Scaled, loss, lambda start: iter([torch.ones(4, 2)]), torch.optim.SGD))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("alpha", 0.5, ["alpha of Scaled: 1.0, then 0.5"]),
+        ("beta", 3.0, ["beta of Scaled: 2.0, then 3.0"]),
+        ("calls", 7, []),
+        ("note", "epoch 3", []),
+        ("other", 1, []),
+    ],
+)
+def test_what_a_step_reads_of_the_jobs_own_modules_is_a_fact_unless_it_sets_it(
+    name: str, value: object, words: list[str]
+) -> None:
+    captured = _scaled()
+    assert captured.changes == []
+    setattr(captured.model, name, value)
+    assert captured.changes == words
+    assert not {"__getattribute__", "__setattr__"} & vars(Scaled).keys()
+
+
+def _filled(model: nn.Module) -> None:
+    model.scale.fill_(2.0)
+
+
+def _first_row(model: nn.Module) -> None:
+    model.head.weight.data[0] = 0.0
+
+
+def _turned(model: nn.Module) -> None:
+    model.head.weight.data.copy_(model.head.weight.flip(0))
+
+
+@pytest.mark.parametrize(
+    ("write", "name"), [(_filled, "scale"), (_first_row, "head.weight"), (_turned, "head.weight")]
+)
+def test_values_that_ranks_do_not_have_are_named_from_when_they_are_noted(write, name) -> None:
+    captured = _scaled()
+    with torch.no_grad():
+        captured.model.scale.fill_(3.0)
+        captured.note_values()
+        assert captured.changes == []
+        write(captured.model)
+        assert captured.changes == [f"the values of {name}: changed"]
+        captured.note_values()
+        assert captured.changes == [f"the values of {name}: changed"]
+        captured.note_values(again=True)
+        assert captured.changes == []
+        captured.note_values([captured.model])  # it is the run's own
+        captured.model.scale.fill_(4.0)
+        assert captured.changes == []

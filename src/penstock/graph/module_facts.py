@@ -1,20 +1,26 @@
 """Module facts: what a traced step takes for granted of the modules of its model.
 
-Who learns, who is in training mode, which module is where, its hooks, and the numbers that a module
-of torch reads: of a dropout its p.  Nobody runs these modules while ranks train by a plan, so what
-the job's code changes there later is not followed.
+Who learns, who is in training mode, which module is where, its hooks, the numbers that a module of
+torch reads, of a dropout its p, and those that the step has read of the job's own modules.  Nobody
+runs these modules while ranks train by a plan, so what the job's code changes there later is not
+followed.  Nor is what it writes into their weights and buffers: ranks have their own.
 """
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from penstock import _compat
+from penstock.graph.attribute_reads import PLAIN, plain_attribute
+from penstock.graph.lasting import lasting_buffers
 
 Facts = dict[str, object]
 
 SINCE = "since the model was traced, and ranks go on as it was then"
-_PLAIN = (bool, int, float, str, type(None))
+_SAMPLE = 4096  # numbers of a tensor that are told apart by their places, too
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def module_facts(model: nn.Module) -> Facts:
@@ -30,15 +36,38 @@ def module_facts(model: nn.Module) -> Facts:
     return facts
 
 
-def traced_facts(model: nn.Module) -> Facts:
-    """Return these facts so that two models can be compared, and the numbers that torch reads."""
-    facts = module_facts(model)
+def traced_facts(model: nn.Module, read: Iterable[tuple[str, str]] = ()) -> Facts:
+    """Return these facts so that two models can be compared, and the numbers that are read.
+
+    read:  of the job's own modules, path and name.
+    """
+    facts, own = module_facts(model), dict(_compat.named_modules(model))
+    for path, name in read:
+        for value in plain_attribute(own[path], name) if path in own else ():
+            facts[f"{name} of {path or type(model).__name__}"] = value
     for path, module in _compat.named_modules(model):
         facts[f"the hooks of module {path}"] = len(_compat.hooks_of(module))
         if type(module).__module__.startswith("torch."):
             own = ((n, v) for n, v in vars(module).items() if not n.startswith("_"))
-            facts |= {f"{n} of {path}": v for n, v in own if isinstance(v, _PLAIN)}
+            facts |= {f"{n} of {path}": v for n, v in own if isinstance(v, PLAIN)}
     return facts
+
+
+def value_facts(model: nn.Module) -> Facts:
+    """Return digests of the values of its weights and buffers."""
+    held = {**dict(model.named_parameters()), **lasting_buffers(model)}
+    return {f"the values of {name}": _told(tensor) for name, tensor in held.items()}
+
+
+def _told(tensor: Tensor) -> object:
+    """Return the sum of all bits, and a digest of every so many numbers of a large tensor."""
+    if tensor.layout is not torch.strided or tensor.is_meta or not tensor.numel():
+        return tuple(tensor.shape)
+    flat = tensor.detach().resolve_conj().reshape(-1)
+    flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
+    bits = flat.view(_BITS[flat.element_size()])
+    some = bits[:: bits.numel() // _SAMPLE + 1].contiguous().cpu()
+    return int(bits.sum()), hash(some.numpy().tobytes())
 
 
 def changes(before: Mapping[str, object], after: Mapping[str, object]) -> Iterator[str]:
@@ -46,7 +75,11 @@ def changes(before: Mapping[str, object], after: Mapping[str, object]) -> Iterat
     for what, value in before.items():
         if what not in after:
             yield f"{what} is gone"
-        elif after[what] != value:
-            shown = isinstance(value, _PLAIN) and isinstance(after[what], _PLAIN)
+        elif after[what] != value and not _are_nan(value, after[what]):
+            shown = isinstance(value, PLAIN) and isinstance(after[what], PLAIN)
             yield f"{what}: {value}, then {after[what]}" if shown else f"{what}: changed"
     yield from (f"{what} is new" for what in after.keys() - before.keys())
+
+
+def _are_nan(one: object, other: object) -> bool:
+    return all(isinstance(each, float) and math.isnan(each) for each in (one, other))

@@ -10,7 +10,7 @@ A model that needs more (a mixture of experts whose op refuses fake tensors, a l
 import itertools
 import math
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, cast
@@ -31,6 +31,7 @@ from penstock.graph.aliases import (
     refuse_written,
 )
 from penstock.graph.answers import Answers, Questions
+from penstock.graph.attribute_reads import AttributeReads
 from penstock.graph.batch import BatchKey, count, describe, key_of, with_strides
 from penstock.graph.caches import RemadeError, fill_caches, remade
 from penstock.graph.cast_once import cast_once
@@ -47,7 +48,7 @@ from penstock.graph.gradient_hooks import check_hooks, hooked
 from penstock.graph.graph import Graph, Node, NodeKind, with_cut_points
 from penstock.graph.held import StandIns
 from penstock.graph.lasting import lasting_buffers, note_built
-from penstock.graph.module_facts import Facts, changes, traced_facts
+from penstock.graph.module_facts import Facts, changes, traced_facts, value_facts
 from penstock.graph.parts import PartName, in_order, part_in
 from penstock.graph.precision import computed_in, narrowed, traced_in
 from penstock.graph.rows import Placeholder, RedrawnError, rows_of
@@ -70,6 +71,8 @@ class Capture:
     batch:      what a batch must be to fit.
     rank:       of the ranks that divide its ops (tensor/divided.py), the one whose step it is.
     facts:      that the step takes for granted of the model's modules.
+    read:       of the job's own ones, path and name of each attribute that was read for it.
+    values:     of modules that nobody changes while ranks train.
     """
 
     graph: Graph
@@ -80,6 +83,10 @@ class Capture:
     batch: BatchKey
     rank: int = 0
     facts: Facts = field(default_factory=Facts)
+    read: frozenset[tuple[str, str]] = frozenset()
+    values: weakref.WeakKeyDictionary[nn.Module, Facts] = field(
+        default_factory=weakref.WeakKeyDictionary[nn.Module, Facts]
+    )
 
     @property
     def writes_batch(self) -> bool:
@@ -92,8 +99,24 @@ class Capture:
 
         Those of the model that was built last count as well: the job's code may hold that one.
         """
-        models = [self.model, newest_beside(self.model)]
-        return [words for model in models for words in changes(self.facts, traced_facts(model))]
+        found = list[str]()
+        for model in dict.fromkeys([self.model, newest_beside(self.model)]):
+            found += changes(self.facts, traced_facts(model, self.read))
+            if model in self.values:
+                found += changes(self.values[model], value_facts(model))
+        return found
+
+    def note_values(self, others: Collection[nn.Module] = (), *, again: bool = False) -> None:
+        """Note what the modules hold that have other tensors than the run.
+
+        others:  have the run's own.
+        again:   whether what was noted before does not count any more.
+        """
+        for model in {self.model, newest_beside(self.model)}:
+            if model in others:
+                self.values.pop(model, None)
+            elif again or model not in self.values:
+                self.values[model] = value_facts(model)
 
     def leaves(self, batch: object) -> list[Any]:
         """Return the leaves of a batch that fits the graph.
@@ -328,6 +351,7 @@ class _TracedStep:
         filled: bool = False,
     ) -> None:
         self.job, self.model, self.key, self.masters = job, model, key_of(batch), masters
+        self.reads = AttributeReads(model)
         self.filled = filled  # as far as it can be: forward may still put buffers in others' place
         self.leaves: list[Any] = self.key.leaves_of(batch)
         parameters, buffers = dict(model.named_parameters()), lasting_buffers(model)
@@ -422,7 +446,7 @@ class _TracedStep:
         asked = Questions(dict(enumerate(self.at, len(self.state_names)))) if asks else None
         constants = KnownValues(self.model, self.tensors, kinds, asked)
         try:
-            with _ModulePaths(self.model), _PlainTensors(self.model) as plain:
+            with _ModulePaths(self.model), _PlainTensors(self.model) as plain, self.reads:
                 traced = functional_trace(constants.watching(step), self.tensors, kinds)
         finally:
             constants.make_kept_real()
@@ -482,7 +506,8 @@ class _TracedStep:
             batch=replace(
                 self.key, written=tuple(map(self.at.__getitem__, written)), answers=answers
             ),
-            facts=traced_facts(self.model),
+            facts=traced_facts(self.model, self.reads.found),
+            read=self.reads.found,
         )
 
     def _key(self, answers: Answers | None) -> tuple[str, ...]:

@@ -507,6 +507,7 @@ class RunMember:
         """Hold what a rank has after so many steps alone, and nothing of the last generation."""
         self._hold(rank, step)
         set_aside(rank)
+        worker.note_model(rank)
         if not here().is_cpu:
             gc.collect()
 

@@ -332,8 +332,8 @@ class Bench:
             return
         cost_s = self.pace.told(kept.cpu_s, self.own_s, time.process_time() - start_s)
         words = ", ".join(map(str, proof.differences))
-        late = "" if proof.problem or not kept.change else f"{kept.change} {SINCE}"
-        problem = proof.problem or late
+        late = f"{kept.change} {SINCE}" if kept.change else ""
+        problem = "; ".join(filter(None, (late, proof.problem)))
         self._tell(place, Audit(step, problem, words, cost_s, len(proof.steps), bool(late)))
 
     def _tell(self, place: Path, row: Audit) -> None:

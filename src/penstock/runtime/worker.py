@@ -5,6 +5,7 @@ import json
 import platform
 import statistics
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -286,6 +287,7 @@ def _worked(
             rank.optimizers.may_resume()
         rank.load(state)
     set_aside(rank)
+    note_model(rank, again=True)
     if task.policy.folder is not None and rank.rank == 0:
         checkpoint.discard(task.policy.folder)
         forget(task.policy.folder)
@@ -350,6 +352,19 @@ def _run_windows(task: Task, watch: "WindowRunner", bound: Mapping[int, list[Bou
         check_model(watch.rank.capture)
         watch.rank.settle()
     return None
+
+
+def note_model(rank: Rank, *, again: bool = False) -> None:
+    """Note what modules hold while a rank trains, which has tensors of its own.
+
+    again:   whether what was noted before does not count any more.
+    Ignores:  ranks that are threads, which share the modules of their process.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    updates = [weights.updates for weights in rank.weights.values()]
+    loans = [each.loan for each in updates if each is not None and each.loan is not None]
+    rank.capture.note_values([loan.model for loan in loans if loan.stays], again=again)
 
 
 def check_model(capture: Capture) -> None:
@@ -537,6 +552,7 @@ def _validate(task: Task, rank: Rank, checkpoints: Path, step: int) -> None:
     own = task.job, rank.transport, checkpoints, step
     found = validate(*own, model, keeps_best=task.policy.keep.best)
     set_aside(rank)
+    note_model(rank, again=True)
     if rank.rank == 0 or rank.tells_all:
         rank.report(StepResult(step - 1, None, 0.0, 0, validated=found))
 

@@ -505,8 +505,7 @@ class Session:
             basis = basis._replace(ways=(choice.way(profiles),))
         run, known = (basis, choice, windows, board), self.learned.found
         stays = known is not None and any(each.by_update for each in known.beside)
-        about = {"folder": self.folder, "last_step": last, "leads": leads}
-        return Replanner(*run, **about, stays=stays)
+        return Replanner(*run, folder=self.folder, last_step=last, leads=leads, stays=stays)
 
     def ended_by(self, choice: Choice) -> Choice:
         """Return the choice by which the run ended: another one where the plan was made again."""
