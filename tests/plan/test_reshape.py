@@ -21,6 +21,7 @@ GRAPH = chain([3, 3, 3, 3], [5, 6, 7, 8])
 SURVIVE = (
     *("graph", "clip", "commits", "joined", "split", "compiled", "wire", "sums", "early"),
     "tensor",
+    "context",
     "decisions",
 )
 GIVEN = ("cuts", "cut_names", "schedule", "num_micro_batches", "num_ranks", "replicas", "shares")

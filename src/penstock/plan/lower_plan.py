@@ -81,7 +81,7 @@ def lower_plan(  # long: what a plan says, field by field
             agreed.guard,
             plan.averages,
         ),
-        tensor=plan.tensor,
+        axis=plan.place.axis,
         far=plan.far,
     )
     if plan.shards or plan.far:  # 5 in docs/architecture.md

@@ -81,6 +81,7 @@ def reshaped(plan: Plan, graph: Graph, counts: Counts) -> Plan:
             parts=plan.place.parts if same_ranks and is_divided else (),
             hosts=plan.place.hosts if total == plan.total_ranks else (),
             tensor=plan.tensor,
+            context=plan.place.context,
         ),
         terms=replace(plan.terms, buffers=_buffers(plan, replicas)),
         overlap=replace(
