@@ -26,6 +26,20 @@ def test_a_tiny_net_is_planned_as_well_as_it_can_be(monkeypatch: pytest.MonkeyPa
     assert max(exact) <= choices.NEAR
 
 
+@pytest.mark.parametrize(
+    ("name", "more", "less"),
+    [
+        ("net 04", None, 6_248_576),  # all in far memory is where some begin who want the best
+        ("net 27", 2_401_075, 2_000_896),  # what was climbed up without a cap comes down
+        ("net 31", 2_137_907, 1_870_668),  # stages whose state alone is away become one
+    ],
+)
+def test_more_memory_is_not_slower_where_it_was(name: str, more: int | None, less: int) -> None:
+    (case,) = cases(name)
+    steps = [choices.planned(case, cap)[1]["search_s"] for cap in (more, less)]
+    assert steps[0] <= steps[1]
+
+
 def test_more_memory_that_is_slower_is_told() -> None:
     row = {"case": "a", "link": 1.0, "refused": "", "seconds": 0.0}
     rows = [

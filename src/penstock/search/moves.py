@@ -18,6 +18,7 @@ Source:  the four passes of DeepCompile, arXiv:2504.09983, decided together; not
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Literal, NamedTuple, TypeAlias, cast, get_args
 
 from penstock.errors import PlanError
@@ -161,18 +162,23 @@ class MayMove(NamedTuple):
             yield from self._resizing(plan)
 
     def _resizing(self, plan: Plan) -> Iterator[StageMove]:
-        """Yield moves of stages that are fetched: one in two, or two of the same words as one."""
-        fetched = [_fetches(stage) for stage in plan.stages]
+        """Yield moves of stages that do without something: one in two, or two as one."""
+        without = [_does_without(stage) for stage in plan.stages]
         for stage in range(plan.num_stages):
-            if fetched[stage]:
+            if without[stage]:
                 yield StageMove("units", stage, 2)
-                if stage + 1 < plan.num_stages and fetched[stage + 1]:
-                    yield StageMove("units", stage, 1)
+            if any(without[stage : stage + 2]) and stage + 1 < plan.num_stages:
+                yield StageMove("units", stage, 1)
 
 
 def _fetches(stage: StagePlan) -> bool:
     """Return whether the weights of a stage are gathered or loaded for a use."""
     return stage.weights != "replicate" or "weights" in AWAY[stage.far]
+
+
+def _does_without(stage: StagePlan) -> bool:
+    """Return whether anything of a stage is divided, in far memory, or computed again."""
+    return stage.weights != "replicate" or stage.far != "none" or bool(stage.recompute)
 
 
 class _TriedMove(NamedTuple):
@@ -226,6 +232,7 @@ class Climber:
                     best = made
                     if move.what == "units":
                         break
+        self._allow(best.plan, beside=beside)  # what was climbed up has to come down
         return self._relieved(best) if best.refused else best
 
     def _relieved(self, best: Candidate) -> Candidate:
@@ -319,16 +326,16 @@ class Climber:
             self._known[plan] = self.judge.candidate(plan)
         return self._known[plan]
 
-    def starts(self, rows: Sequence[Candidate]) -> Iterator[Candidate]:
+    def starts(self, rows: Sequence[Candidate], *, always: bool) -> Iterator[Candidate]:
         """Yield plans in units from which no search of one kind begins.
 
         One with all state in parts of replicas; and, where the best of `rows` does without
-        something, one with all of it in far memory.
+        something, or `always`, one with all of it in far memory.
         """
         if not rows:
             return
         plan = rows[0].plan
-        is_short = bool(rows[0].refused) or does_without(plan)
+        is_short = always or bool(rows[0].refused) or does_without(plan)
         replicas = [each.plan for each in rows if each.plan.replicas > 1]
         wanted = [(replicas[0], "shard")] if replicas and self._may.shards else []
         wanted += [(plan, "far")] if is_short and self._may.far and self._may.state else []
@@ -373,16 +380,16 @@ def with_moves(
     """
     if field.objective == "memory" or not field.effort.rescues:
         return
-    judge, climber = field.judge, Climber(field, may)
-    movable = (each for each in candidates if _moves(judge, each.plan))
-    rows = sorted(movable, key=lambda candidate: order(field, candidate))
+    climber = Climber(field, may)
+    rows = _movable(field, candidates, error)
     best = next(iter(rows), None)
     forms: set[tuple[object, ...]] = set()
     tops: list[Candidate] = []
     lacks: list[Candidate] = []  # where climbing began without enough memory
-    for start in (*rows, *climber.starts(rows)):
+    for start in (*rows, *climber.starts(rows, always=not error)):
         plan = start.plan
-        form = plan.cuts, plan.schedule, plan.replicas, plan.place.hosts, start in rows
+        form = plan.cuts, plan.schedule, plan.replicas, plan.place.hosts
+        form = form if start in rows else (*form, plan.offload)
         if best is None or field.is_over():
             return
         if form in forms or (start in rows and not _is_near(field, start, best)):
@@ -394,7 +401,7 @@ def with_moves(
         if _is_worth(field, made, best, error):
             best = made
             yield made
-    if best is not None and (best.refused or does_without(best.plan) or lacks):
+    if best is not None and (not error or best.refused or does_without(best.plan) or lacks):
         beside = may.beside and copies_beside(best.plan)
         tops = sorted({*tops, best}, key=lambda each: order(field, each))[:_TOPS]
         lowered = (climber.lowered(each, beside=beside) for each in (best, *lacks[:1]))
@@ -403,6 +410,19 @@ def with_moves(
             if _is_worth(field, made, best, error):
                 best = made
                 yield made
+
+
+def _movable(field: Field, candidates: Iterable[Candidate], error: float) -> list[Candidate]:
+    """Return the candidates whose stages can do without something, the best first.
+
+    Where the best is wanted, however little it gains, the best of those in the field, too.
+    """
+    moves = partial(_moves, field.judge)
+    rows = [each for each in candidates if moves(each.plan)]
+    if not error:
+        rows += field.best(1, moves)
+        rows += field.best(1, lambda plan: plan.replicas > 1 and moves(plan))
+    return sorted(rows, key=lambda candidate: order(field, candidate))
 
 
 def _is_worth(field: Field, candidate: Candidate, best: Candidate, error: float) -> bool:
