@@ -147,7 +147,10 @@ def test_the_error_names_the_checkpoint_from_which_the_run_can_go_on(tmp_path: P
     (folder / "state.json").touch()
     told = explained(tmp_path, job, RunError("row 9 is broken"), SILENT)
     assert told.hint == "resume=True continues from step-000002"
-    assert explained(tmp_path, job, RunError("no", hint="do"), SILENT).hint == "do"
+    told = explained(tmp_path, job, RunError("no", hint="do this"), SILENT)
+    assert told.hint == "do this; resume=True continues from step-000002"
+    told = explained(tmp_path, job, RunError("no", hint="resume=True, on more ranks"), SILENT)
+    assert told.hint == "resume=True, on more ranks"
 
 
 class _Vote:

@@ -346,8 +346,9 @@ def explained(folder: Path, job: Job, problem: RunError, listener: Listener) -> 
     wait_for_writers(folder / "checkpoints")  # of the last one that was ordered
     found, newest = finite.left(folder / "checkpoints"), latest(folder / "checkpoints")
     if found is None:
-        if newest is not None:
-            problem.hint = problem.hint or f"resume=True continues from {newest.name}"
+        if newest is not None and "resume=True" not in problem.hint:
+            hints = problem.hint, f"resume=True continues from {newest.name}"
+            problem.hint = "; ".join(filter(None, hints))
         return problem
     with listener.busy("looking for the first number that is not finite"):
         error = autopsy.explained(job, *found)
