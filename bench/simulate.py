@@ -258,8 +258,8 @@ def _cluster(stages: int, replicas: int) -> Cluster:
 
 
 def _sum_s(replicas: int) -> float:
-    """Return the seconds of an all-reduce over the replicas of a stage, of few bytes."""
-    return _cluster(1, replicas).all_reduce_s(0, range(replicas))
+    """Return the seconds of a sum over the replicas of a stage, of few bytes."""
+    return _cluster(1, replicas).sum_s(0, range(replicas))
 
 
 def _check(found: float, expected: float) -> None:

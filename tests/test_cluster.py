@@ -148,7 +148,7 @@ def test_a_sum_costs_each_end_two_messages_for_each_other_rank():
     cluster = replace(MIXED, across=replace(WIDE, overhead_s=0.25))
     assert cluster.ends_s([0]) == cluster.ends_s([0, 1]) == 0.0  # no link, one that costs nothing
     assert cluster.ends_s([0, 2, 3]) == pytest.approx(2 * 2 * 0.25)
-    more = cluster.sum_s(8, [0, 2, 3]) - cluster.all_reduce_s(8, [0, 2, 3])
+    more = cluster.sum_s(8, [0, 2, 3]) - cluster.all_reduce_s(8, [0, 2, 3], "ring")
     assert more == pytest.approx(2 * cluster.ends_s([0, 2, 3]))
 
 

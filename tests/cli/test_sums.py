@@ -40,9 +40,25 @@ def test_a_run_is_planned_checked_and_goes_on(call: Call, tmp_path: Path) -> Non
     assert any(key.startswith("held-back-1/") for key in kept.tensors)
 
 
+def test_sums_go_along_what_is_asked_for(call: Call, tmp_path: Path) -> None:
+    done = call("check", JOB, "--set", "stages=1", "--replicas", 2, "--set", "topology=tree")
+    assert done.code == 0, done.err
+    own = "--ranks", 2, "--set", "trial=false", "--out", tmp_path, "--resume"
+    for word, steps in (("doubling", 2), (None, 3), ("server", 4)):
+        asked = () if word is None else ("--set", f"topology={word}", "--set", "stages=1")
+        done = call("train", JOB, "--steps", steps, *own, *asked)
+        assert done.code == 0, done.err
+        plan = Plan.load(tmp_path / "plan.json")
+        assert plan.agreement.topology == (word or "doubling")  # goes on as it began
+        (why,) = (each.why for each in plan.decisions if each.what == "topology")
+        assert "2 rounds a sum" in why or "1 rounds a sum" in why
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [
+        (("--set", "topology=star"), "topology is not"),
+        (("--set", "topology=ring", "--set", "eager=true"), "eager trains without a plan"),
         (("--set", "sums=int4"), "Job.sums is not"),
         (
             ("--set", "sums=sign", "--schedule", "pipedream", "--set", "stages=2"),

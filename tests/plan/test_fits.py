@@ -48,8 +48,22 @@ WAYS: dict[str, list[dict[str, object]]] = {  # changes by which a plan has the 
         {"sums": "int8", "replicas": 2},
         {"sums": "local:4", "replicas": 2},
     ],
-    "sums that hold back": [{"sums": "int8", "replicas": 2}, {"sums": "int8", "replicas": 1}],
-    "averages of weights": [{"sums": "local:4", "replicas": 2}],
+    "sums that hold back": [
+        {"sums": "int8", "replicas": 2},
+        {"sums": "int8", "replicas": 1},
+        {"sums": "rank:2", "replicas": 2, "topology": "ring"},
+    ],
+    "averages of weights": [
+        {"sums": "local:4", "replicas": 2},
+        {"sums": "gossip", "replicas": 2},
+    ],
+    "a topology": [{"topology": "ring", "replicas": 2}, {"topology": "ring"}],
+    "sums that have ways of their own": [
+        {"sums": "bfloat16", "replicas": 2},
+        {"sums": "int8", "replicas": 2},
+        {"sums": "gossip", "replicas": 2},
+        {"sums": "bfloat16"},
+    ],
     "compiled ops": [{"compiled": True}],
     "one copy of buffers": [{"buffers": "one copy"}],
     "commits": [{"commits": True}],
@@ -104,6 +118,9 @@ OPPOSITE = {  # by what the words mean, or by what one of them needs
         ("averages of weights", "a guard"),
         ("averages of weights", "divided ops"),  # as sums in fewer bits
         ("averages of weights", "divided micro-batches"),
+        ("a topology", "parts"),  # of shards
+        ("divided micro-batches", "sums that have ways of their own"),  # sums in fewer bits
+        ("divided ops", "sums that have ways of their own"),
     )
 }
 REFUSED = {  # what a window, an undone update, one replica and so on have no room for
@@ -118,6 +135,7 @@ REFUSED = {  # what a window, an undone update, one replica and so on have no ro
         *("a window", "post-validation", "shards", "far weights", "slices", "unlike shares"),
         *("rounded messages", "commits"),
     },
+    "a topology": {"shards", "sums that have ways of their own"},
     "replicas": {"one copy of buffers", "far weights of each replica"},
     "one replica": {"shards"},
     "whole stages": {"parts"},

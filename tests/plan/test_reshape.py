@@ -20,8 +20,8 @@ GRAPH = chain([3, 3, 3, 3], [5, 6, 7, 8])
 # What a step computes, and what its numbers travel in: no count changes that.
 SURVIVE = (
     *("graph", "clip", "commits", "joined", "split", "compiled", "wire", "sums", "early"),
+    "topology",
     "tensor",
-    "context",
     "decisions",
 )
 GIVEN = ("cuts", "cut_names", "schedule", "num_micro_batches", "num_ranks", "replicas", "shares")
@@ -65,6 +65,7 @@ def plans(draw) -> Plan:
         "compiled": draw(st.booleans()),
         "wire": draw(st.sampled_from(((32, 32), (8, 16)))),
         "sums": draw(st.sampled_from((None, "bfloat16"))),
+        "topology": draw(st.sampled_from((None, "ring"))),
     }
     for name, value in changes.items():
         try:

@@ -92,6 +92,14 @@ class Reference:
                 else:
                     self.waiting.append((wanted, thread))
 
+    def sum_s(self, size_bytes: float, members: tuple[int, ...]) -> float:
+        """Over hosts whose devices copy by themselves it is the faster of a ring and a tree."""
+        if self.cluster is None:
+            return 0.0
+        hosts = {self.cluster.host_of(rank).name for rank in members}
+        by_gloo = len(hosts) > 1 and not any(kind.copy_engine for kind in self.cluster.devices)
+        return self.cluster.all_reduce_s(size_bytes, members, "ring" if by_gloo else None)
+
     def thread(self, rank: int) -> Iterator[float | Wake]:
         first = int(self.program.code.offsets[rank])
         for row, instruction in enumerate(self.program.code[rank], first):
@@ -108,7 +116,7 @@ class Reference:
                     self.finish((rank, edge, of.micro_batch), instruction.peer)
                 case _ if isinstance(instruction, Reduction):
                     size_bytes, members = instruction.size_bytes, instruction.ranks
-                    takes = self.cluster.all_reduce_s(size_bytes, members) if self.cluster else 0.0
+                    takes = self.sum_s(size_bytes, members)
                     if instruction.word == "shards":
                         yield lambda: all(item[0][1:] != ("shards",) for item in self.sums(rank))
                         if self.cluster:

@@ -405,7 +405,7 @@ def test_gathering_over_replicas_takes_what_the_links_of_the_cluster_say():
     costs = Costs(np.zeros((len(KINDS), 1, 1)), unshard_bytes=np.array([8]))
     cluster = hosts_of(4, 1, Link(0.25, 4.0))
     alone = step_s(simulate(program, costs, cluster))
-    assert alone == cluster.all_reduce_s(0, range(4))
+    assert alone == cluster.all_reduce_s(0, range(4), "ring")
     gather_s = 3 * (0.25 + 8 / 4 / 4.0)  # a ring: three rounds of a fourth
     assert step_s(simulate(gathered, costs, cluster)) == alone + gather_s
     assert step_s(simulate(gathered, costs)) == 0.0

@@ -10,6 +10,7 @@ from penstock.errors import PlanError, ScheduleError
 from penstock.job import Job
 from penstock.plan.plan import Units
 from penstock.program.passes.offload import Offloaded
+from penstock.routes import FASTEST, topology_of
 from penstock.schedule.recipe import AnySchedule, Recipe, any_schedule, has_window, name_of
 from penstock.schedule.schedule import Schedule
 from penstock.units import GB, KB, MB, TB, GiB, KiB, MiB, TiB
@@ -86,6 +87,20 @@ def check_left_out(asks: Mapping[str, object]) -> None:
     if names:
         message = f"a plan is given, and it already decides what {names[0]} asks for"
         raise PlanError(message, hint=f"leave out plan, or {', '.join(names)}")
+
+
+def topology_asked(text: str | None) -> str | None:
+    """Return along whose rounds sums are to go, None: as the transport makes them.
+
+    Raises:   PlanError: there is no such topology.
+    """
+    if text in (None, FASTEST):
+        return text
+    try:
+        topology_of(text)
+    except ValueError as problem:
+        raise PlanError(f"topology is not {problem}", hint='or "fastest", by prediction') from None
+    return text
 
 
 def memory_asked(text: str | int | tuple[int, ...] | None) -> int | tuple[int, ...] | None:

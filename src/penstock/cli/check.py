@@ -8,7 +8,6 @@ import typer
 from rich.table import Table
 
 from penstock.choose import flag_text, prepare
-from penstock.choose.degrees import axis_asked
 from penstock.cli import face
 from penstock.cli.flags import CHECK
 from penstock.cli.options import asked, taking
@@ -23,7 +22,7 @@ from penstock.program.passes.offload import Offloaded
 from penstock.rules.rewrite import rewritten
 from penstock.rules.rule import Rule, load
 from penstock.rules.ruled import ruled, slices_asked
-from penstock.schedule.grid import InnerAxis, evenly
+from penstock.schedule.grid import evenly
 from penstock.schedule.recipe import AnySchedule, built, name_of
 from penstock.schedule.schedule import Schedule
 from penstock.training import view
@@ -34,8 +33,8 @@ if TYPE_CHECKING:
 
     from penstock.prove.proof import Proof
 
-_TAKEN = *CHECK, "context", "units", "offload", "post_validation", "rules", "sums"
-_IN_PLANS = "stages", "tensor", "context", "offload", "post_validation"
+_TAKEN = *CHECK, "units", "offload", "post_validation", "rules", "sums", "topology"
+_IN_PLANS = "stages", "tensor", "offload", "post_validation", "topology"
 
 
 @taking(_TAKEN, CHECK)
@@ -87,7 +86,8 @@ class _Cuts(NamedTuple):
     offload: Offloaded = "none"
     post_validation: bool = False
     rules: tuple[Rule, ...] = ()
-    axis: InnerAxis = InnerAxis()
+    tensor: int = 1
+    topology: str | None = None
 
     def sizes(self, job: Job) -> tuple[int, int]:
         """Return the stages and replicas of a plan for `job`."""
@@ -104,7 +104,6 @@ def _cuts(options: Options, replicas: int | None, *, recompute: bool) -> _Cuts:
     Raises:   PlanError, ScheduleError: it cannot be.
     """
     rules = options.get("rules")
-    ranks, context = axis_asked(options.get("tensor", 1), options.get("context"), {})
     return _Cuts(
         options.get("stages"),
         flag_text.schedule_asked(str(options.get("schedule", "one_f_one_b"))),
@@ -113,7 +112,8 @@ def _cuts(options: Options, replicas: int | None, *, recompute: bool) -> _Cuts:
         flag_text.offload_asked(options.get("offload")) or "none",
         options.get("post_validation", False),
         () if rules is None else load(str(rules)),
-        InnerAxis(ranks or 1, context),
+        options.get("tensor", 1),
+        flag_text.topology_asked(options.get("topology")),
     )
 
 
@@ -148,9 +148,9 @@ def _checked(
     import torch
 
     from penstock.choose.choose import for_plan
-    from penstock.choose.prepare import divided_step
     from penstock.device import here
     from penstock.graph.split import split
+    from penstock.graph.tensor.choose_slices import by_tensor
     from penstock.graph.trace import capture
     from penstock.prove.prove import Planned, prove, steps_to_prove
     from penstock.runtime.launch import run_processes, run_threads
@@ -163,7 +163,7 @@ def _checked(
             return _untraced(given.num_stages if given else cuts.sizes(job)[0], cuts, problem)
     if given is None:
         captured = split(captured, slices_asked(cuts.rules, captured.graph))
-        captured = divided_step(captured, cuts.axis, view.TERMINAL)
+        captured = by_tensor(captured, cuts.tensor)
         chosen = by_hand(captured.graph, job, cuts)
     else:  # its micro-batches are joined here too
         chosen, (_, captured) = given, for_plan(job, given, captured, view.TERMINAL)
@@ -227,7 +227,9 @@ def by_hand(graph: Graph, job: Job, wanted: _Cuts) -> Plan:
         post_validation=wanted.post_validation,
         shard=("shard",) * stages if divides else (),
     )
-    plan = plan.changed(buffers=job.buffers, wire=job.fewest_bits, sums=job.sums)
+    plan = plan.changed(
+        buffers=job.buffers, wire=job.fewest_bits, sums=job.sums, topology=wanted.topology
+    )
     return divided(plan, graph, collect_points(graph))
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from penstock.cluster import toml
 from penstock.cluster.collectives import USUAL, Algorithm, Collective, best
 from penstock.cluster.machine import Machine, detect
+from penstock.cluster.routed import routed_s
 from penstock.errors import ClusterError
 from penstock.files import read_bytes, write_text
 from penstock.typed import Endless
@@ -354,9 +355,22 @@ class Cluster:
         among = USUAL[what] if algorithm is None else (algorithm,)
         return best(self, what, size_bytes, ranks=ranks, among=among).seconds
 
-    def sum_s(self, size_bytes: float, ranks: Sequence[int]) -> float:
-        """Return the seconds of a sum over `ranks` as ranks make it: all_reduce_s and `ends_s`."""
-        return self.all_reduce_s(size_bytes, ranks) + self.ends_s(ranks, rounds=2)
+    def sum_s(self, size_bytes: float, ranks: Sequence[int], topology: str = "") -> float:
+        """Return the seconds of a sum over `ranks` as ranks make it: all_reduce_s and `ends_s`.
+
+        Over several hosts ranks without an accelerator sum through gloo, which is always a ring.
+
+        topology:  along whose rounds it goes (cluster/routed.py); empty: as the transport sums.
+        """
+        if topology:
+            return routed_s(self, topology, size_bytes, ranks)
+        algorithm = "ring" if len(ranks) > 2 and self._is_through_gloo(ranks) else None
+        return self.all_reduce_s(size_bytes, ranks, algorithm) + self.ends_s(ranks, rounds=2)
+
+    def _is_through_gloo(self, ranks: Sequence[int]) -> bool:
+        if any(self.device_of(rank).copy_engine for rank in ranks):
+            return False
+        return len({self.host_number(rank) for rank in ranks}) > 1
 
     def ends_s(self, ranks: Sequence[int], rounds: int = 1) -> float:
         """Return the seconds that a rank computes for the messages of a ring over `ranks`.

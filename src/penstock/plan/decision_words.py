@@ -55,11 +55,11 @@ class Words(TypedDict, total=False):
     shares: Sequence[int]
     hosts: Sequence[str]
     tensor: int
-    context: bool
     split: tuple[tuple[str, int], ...]
     compiled: bool
     wire: tuple[int, int]
     sums: str | None
+    topology: str | None
     decisions: "tuple[Decision, ...]"
     predicted: "Prediction | None"
 

@@ -9,6 +9,7 @@ from penstock.program.passes.offload import Offloaded
 from penstock.schedule.grid import unlike, written
 from penstock.schedule.recipe import Recipe, built, copied_of, has_window, name_of
 from penstock.schedule.schedule import Schedule
+from penstock.sums import SumsKind
 
 if TYPE_CHECKING:
     from penstock.plan.plan import Plan
@@ -44,6 +45,14 @@ def _far_whole(plan: "Plan") -> list[int]:
     return sorted(number for number in plan.far if plan.stages[number].weights == "replicate")
 
 
+_OWN_WAYS: dict[SumsKind, str] = {
+    "16 bits": "adds up each part on one rank, so that it rounds twice",
+    "int8": "adds up each part on one rank, and sends codes of it",
+    "sign": "adds up each part on one rank, and sends codes of it",
+    "top": "gives all ranks the numbers of each",
+    "gossip": "averages two by two",
+}
+
 FEATURES: "dict[str, Callable[[Plan], bool]]" = {
     "a window": lambda plan: has_window(plan.schedule),
     "a schedule as it is": lambda plan: (
@@ -69,6 +78,8 @@ FEATURES: "dict[str, Callable[[Plan], bool]]" = {
     "sums in fewer bits": lambda plan: plan.agreement.sums is not None,
     "sums that hold back": lambda plan: plan.holds_back,
     "averages of weights": lambda plan: bool(plan.averages),
+    "a topology": lambda plan: bool(plan.topology),
+    "sums that have ways of their own": lambda plan: plan.sums_kind in _OWN_WAYS,
     "compiled ops": lambda plan: plan.terms.compiled,
     "one copy of buffers": lambda plan: plan.terms.buffers == "one copy",
     "commits": lambda plan: plan.agreement.commits,
@@ -117,12 +128,7 @@ def _unlike_shares(plan: "Plan") -> str:
 
 
 def _with_divided(words: str) -> "Callable[[Plan], str]":
-    return lambda plan: f"{divided_what(plan)} divided among {plan.tensor} ranks, with {words}"
-
-
-def divided_what(plan: "Plan") -> str:
-    """Return what ranks of the tensor axis divide, in a word."""
-    return "tokens" if plan.place.context else "ops"
+    return lambda plan: f"ops divided among {plan.tensor} ranks, with {words}"
 
 
 def _held_with(words: str) -> "Callable[[Plan], str]":
@@ -131,6 +137,15 @@ def _held_with(words: str) -> "Callable[[Plan], str]":
 
 def _averaged_with(words: str) -> "Callable[[Plan], str]":
     return lambda plan: f"weights averaged as {plan.averages} says, with {words}"
+
+
+def _routed_with(words: str) -> "Callable[[Plan], str]":
+    return lambda plan: f"sums by {plan.topology}, with {words}"
+
+
+def _own_way(plan: "Plan") -> str:
+    text = plan.agreement.sums
+    return f"sums by {plan.topology}, and {text}, which {_OWN_WAYS[plan.sums_kind]}"
 
 
 _SUMMED = "sum gradients instead: leave sums out, or take bfloat16"
@@ -279,6 +294,18 @@ FITS: tuple[Misfit, ...] = (
             ("rounded messages", "rounded messages, which the proof makes of whole steps", _WHOLE),
             ("commits", "ranks that are lost with weights that nobody else has", _SUMMED),
         )
+    ),
+    Misfit(
+        "a topology",
+        "shards",
+        _routed_with("stages in shards, of which each rank gets its own part and no more"),
+        "replicate all stages, or leave topology out",
+    ),
+    Misfit(
+        "a topology",
+        "sums that have ways of their own",
+        _own_way,
+        "leave topology out, or take sums of whole numbers: delayed, rank, local, diloco, easgd",
     ),
     Misfit("commits", "a window", _updates_before, _SYNCHRONOUS),
     Misfit("commits", "post-validation", _updates_before, _SYNCHRONOUS),

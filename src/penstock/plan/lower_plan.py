@@ -80,8 +80,9 @@ def lower_plan(  # long: what a plan says, field by field
             agreed.commits,
             agreed.guard,
             plan.averages,
+            plan.topology,
         ),
-        axis=plan.place.axis,
+        tensor=plan.tensor,
         far=plan.far,
     )
     if plan.shards or plan.far:  # 5 in docs/architecture.md

@@ -40,7 +40,7 @@ from penstock.schedule.recipe import (
     words_of,
 )
 from penstock.schedule.schedule import Schedule
-from penstock.sums import AS_THEY_ARE, SumsWay, sums_way
+from penstock.sums import AS_THEY_ARE, SumsKind, SumsWay, sums_way
 from penstock.typed import MisfitError, damage, typed
 from penstock.units import format_bytes, format_seconds
 
@@ -212,10 +212,20 @@ class Plan:
         return sums_way(self.agreement.sums) if keeps else AS_THEY_ARE
 
     @property
+    def sums_kind(self) -> SumsKind:
+        """Return in which way gradients, or weights, travel between ranks."""
+        return sums_way(self.agreement.sums).kind
+
+    @property
     def averages(self) -> str:
         """Return how replicas average weights in place of summing gradients; empty: they do not."""
         sums = self.agreement.sums
         return sums if sums and self.replicas > 1 and sums_way(sums).averages else ""
+
+    @property
+    def topology(self) -> str:
+        """Return along which rounds sums go; empty: as the transport sums, or there are none."""
+        return self.agreement.topology or "" if self.total_ranks > 1 else ""
 
     @property
     def grid(self) -> Grid:
@@ -377,10 +387,8 @@ def check_fits(plan: Plan, graph: Graph) -> None:
 
     Raises:   PlanError: another model, batch shape or cut points.
     """
-    if plan.place.axis != (graph.tensor, graph.context):
-        what = "tokens" if plan.place.context or graph.context else "ops"
-        own = graph.tensor if graph.tensor == 1 or graph.context == plan.place.context else 1
-        message = f"the plan divides {what} among {plan.tensor} ranks, the graph {own}"
+    if plan.tensor != graph.tensor:
+        message = f"the plan divides ops among {plan.tensor} ranks, the graph {graph.tensor}"
         raise PlanError(message, hint="divide the graph as the plan says, or make a new plan")
     if plan.graph != graph.digest:
         asked, own = dict(plan.terms.split), dict(graph.slices)
@@ -499,8 +507,7 @@ def plan_by_hand(
     given, sizes = any_schedule(schedule), Words(num_ranks=len(cuts) + 1)
     if isinstance(given, Schedule):
         sizes = Words(num_ranks=given.num_ranks, num_micro_batches=given.num_micro_batches)
-    axis = Words(tensor=graph.tensor, context=graph.context)
-    words = Words(split=graph.slices) | axis | sizes | words
+    words = Words(split=graph.slices, tensor=graph.tensor) | sizes | words
     if "num_micro_batches" not in words:
         message = f"{name_of(given)} can have any number of micro-batches"
         raise PlanError(message, hint="give num_micro_batches=")

@@ -81,7 +81,6 @@ def reshaped(plan: Plan, graph: Graph, counts: Counts) -> Plan:
             parts=plan.place.parts if same_ranks and is_divided else (),
             hosts=plan.place.hosts if total == plan.total_ranks else (),
             tensor=plan.tensor,
-            context=plan.place.context,
         ),
         terms=replace(plan.terms, buffers=_buffers(plan, replicas)),
         overlap=replace(
@@ -91,6 +90,7 @@ def reshaped(plan: Plan, graph: Graph, counts: Counts) -> Plan:
         ),
         agreement=replace(
             plan.agreement,
+            topology=None if is_divided else plan.agreement.topology,
             guard=_guard(plan, counts) if same_ranks else None,
             post_validation=plan.agreement.post_validation and counts.ranks > 1,
         ),

@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 
 from penstock.program.instructions import Guarding
+from penstock.program.reductions import Word
+
+_ROUTED: tuple[Word, ...] = "delayed", "tied", "replicas", "average"
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +16,7 @@ class StepEnd:
     post_validation:  whether it clips after the updates, and undoes one where it was wrong.
     commits:          whether a step counts only once all ranks have come to its end.
     guard:            how another rank keeps a copy of what one alone has; None: none does.
+    topology:         along which rounds sums go (penstock/routes.py); empty: as transports sum.
     averages:         how replicas average weights (penstock/sums.py), in place of gradients.
     """
 
@@ -21,3 +25,12 @@ class StepEnd:
     commits: bool = False
     guard: Guarding | None = None
     averages: str = ""
+    topology: str = ""
+
+    def topology_of(self, word: str) -> str:
+        """Return along which rounds a reduction goes; empty: as the transport sums.
+
+        A sum in shards ends where its part is, and what is no sum of gradients or weights is a few
+        bytes.
+        """
+        return self.topology if word in _ROUTED else ""

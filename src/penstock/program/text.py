@@ -28,7 +28,7 @@ from penstock.program.instructions import (
 )
 from penstock.program.reductions import AverageWeights, Reduction, Word, reduction_of
 from penstock.program.step_end import StepEnd
-from penstock.schedule.grid import InnerAxis, written
+from penstock.schedule.grid import written
 from penstock.schedule.weight_rule import WeightRule, rule_named
 from penstock.typed import typed
 
@@ -86,8 +86,8 @@ class _ProgramFile:
     commits: bool = False
     guard: Guarding | None = None
     tensor: int = 1
-    context: bool = False
     averages: str = ""
+    topology: str = ""
     due: tuple[tuple[int, int], ...] = ()  # of each reduction; empty: all in each step
     collects: tuple[_CollectRow, ...] = ()
 
@@ -110,8 +110,8 @@ def to_json(program: "Program") -> str:
     fields |= {"commits": True} if end.commits else {}
     fields |= {} if end.guard is None else {"guard": end.guard}
     fields |= {"tensor": program.tensor} if program.tensor > 1 else {}
-    fields |= {"context": True} if program.axis.context else {}
     fields |= {"averages": end.averages} if end.averages else {}
+    fields |= {"topology": end.topology} if end.topology else {}
     fields["reductions"] = [
         (one.word, one.bucket, one.ranks, one.size_bytes) for one in program.code.reductions
     ]
@@ -158,11 +158,11 @@ def from_json(
         read.num_micro_batches,
         Codes.of(_code(line, rank, reductions) for rank, line in lines),
         StageGraph(_edges_of(read), read.tied, read.stage_bytes, read.bits),
-        StepEnd(read.clip, late, read.commits, read.guard, read.averages),
+        StepEnd(read.clip, late, read.commits, read.guard, read.averages, read.topology),
         read.num_steps,
         rule,
         read.replicas,
-        axis=InnerAxis(read.tensor, read.context),
+        tensor=read.tensor,
         shares=read.shares,
         together=read.together,
         parts=read.parts,
@@ -190,9 +190,9 @@ def to_text(program: "Program", *, max_ranks: int = 16, max_instructions: int = 
         f", {program.num_steps} steps, {program.weight_rule.name}" if program.num_steps > 1 else ""
     )
     window += f", {program.together} together" if program.together > 1 else ""
-    axis = "context" if program.axis.context else "tensor"
-    window += f", {axis} {program.tensor}" if program.tensor > 1 else ""
+    window += f", tensor {program.tensor}" if program.tensor > 1 else ""
     window += f", averages {program.end.averages}" if program.end.averages else ""
+    window += f", sums by {program.end.topology}" if program.end.topology else ""
     window += f", parts {written(program.parts)}" if program.parts else ""
     lines = [f"program: {counts}{window}, {program.code.num_instructions} instructions"]
     bits = program.graph.bits or (AS_IT_IS,) * len(program.edges)

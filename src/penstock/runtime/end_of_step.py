@@ -34,6 +34,7 @@ from penstock.state.shards import StageShard
 from penstock.state.weights import StageWeights
 from penstock.sums import sums_way
 from penstock.transport.narrow_sums import sum_over
+from penstock.transport.routed_sums import sum_along
 
 if TYPE_CHECKING:
     from penstock.runtime.rank import Rank
@@ -102,7 +103,7 @@ def _tied(rank: "Rank", wanted: Sum, own: LocalStages) -> SumCalls:
         for other in others:
             first.add_(other)
         if len(wanted.ranks) > 1:
-            rank.transport.all_reduce(first, wanted.ranks)
+            sum_along(rank.transport, first, wanted.ranks, rank.topology)
         for other in others:
             other.copy_(first)
 
@@ -119,16 +120,16 @@ def _replicas(rank: "Rank", wanted: Sum, own: LocalStages) -> SumCalls:
     watched = [weights.gradients[node] for node in rank.watched(stage) if node in weights.gradients]
     is_telling = rank.rank == min(wanted.ranks)
     cleared = _cleared(rank, wanted, own)
-    held = _held_back(rank, weights, wanted)
+    held, topology = _held_back(rank, weights, wanted), rank.topology
 
     def call() -> None:
         for gradient in cleared:
             gradient.zero_()
         if held is not None:
-            held.sum_over(rank.transport, weights.flat_gradients, wanted.ranks)
+            held.sum_over(rank.transport, weights.flat_gradients, wanted.ranks, topology)
             return
         for flat in weights.flat_gradients:
-            sum_over(rank.transport, flat, wanted.ranks, rank.job)
+            sum_over(rank.transport, flat, wanted.ranks, rank.job, topology)
 
     def after() -> None:
         if rank.noise.is_due:
@@ -158,21 +159,21 @@ def _delayed(rank: "Rank", wanted: Sum, own: LocalStages) -> SumCalls:
     assert held is not None, "the job says so, as the plan does"
     delayed = held.delayed
     assert delayed is not None, "it is of this way"
-    cleared = _cleared(rank, wanted, own)
+    cleared, topology = _cleared(rank, wanted, own), rank.topology
 
     def after() -> None:
         for gradient in cleared:
             gradient.zero_()
         delayed.take(weights.flat_gradients)
 
-    return SumCalls(lambda: delayed.sum_over(rank.transport, wanted.ranks), after=after)
+    return SumCalls(lambda: delayed.sum_over(rank.transport, wanted.ranks, topology), after=after)
 
 
 def _average(rank: "Rank", wanted: AverageWeights) -> SumCalls:
     """Average the weights of a stage with other replicas, where it is due."""
     weights, progress = rank.weights_of(wanted.stage), rank.progress
     averaged = weights.average_by(sums_way(rank.averages))
-    group = AverageGroup(wanted.ranks, rank.grid.replicas)
+    group = AverageGroup(wanted.ranks, rank.grid.replicas, rank.topology)
 
     def call() -> None:
         if wanted.is_due(progress.first_step + wanted.step):

@@ -95,7 +95,7 @@ class Rank:
         self.put_outputs, self.functions = terms.put_outputs, terms.functions
         self.rank, self.device = transport.rank, here().place
         self.grid = Grid(transport.num_ranks, (1,))  # until a program is bound
-        self.averages = ""  # as the program says
+        self.averages = self.topology = ""  # as the program says
         self.weights: dict[int, StageWeights] = {}
         self.carried: dict[int, CarriedStage] = {}
         self.optimizers = optimizers_of(job, capture)
@@ -202,6 +202,7 @@ class Rank:
         """
         self.expect(program)
         self.grid, self.averages = program.grid, program.end.averages
+        self.topology = program.end.topology
         self._bits = program.graph.bits
         divided = program.sharded, program.parts, program.far
         if self.weights and (self.sharded, self.parts, self.far) != divided:

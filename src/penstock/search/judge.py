@@ -374,5 +374,5 @@ class Judge:
                 size = summed_bytes(
                     self.graph, stage.parameters, sums, ranks=among, shared=stages.shared
                 )
-                ends_s[counts.last == stage.index] = cluster.sum_s(size, ranks)
+                ends_s[counts.last == stage.index] = cluster.sum_s(size, ranks, plan.topology)
         return ends_s

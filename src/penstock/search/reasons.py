@@ -16,6 +16,7 @@ from penstock.plan.tried import is_tie
 from penstock.profile.profile import Profile
 from penstock.program.passes.offload import Offloaded
 from penstock.program.passes.shard import Sharding
+from penstock.routes import routes_of
 from penstock.schedule.figures import peak_activations
 from penstock.schedule.orders import B
 from penstock.schedule.recipe import Recipe, any_schedule, copied_of, has_window, name_of, trains
@@ -209,6 +210,7 @@ def _fewer_bits(judge: Judge, best: Candidate, fewest: tuple[int, int]) -> Itera
     """Yield in how few bits numbers are computed, summed and sent, where the job says something."""
     yield from _halved(judge, best.plan)
     yield from _summed(judge, best)
+    yield from _routed(judge, best)
     yield from _packed(judge, best, fewest)
 
 
@@ -275,6 +277,18 @@ def _summed(judge: Judge, chosen: Candidate) -> Iterator[Decision]:
     )
     why += f"{format_seconds(other.step_s)} a step; gradients {in_words(plan.agreement.sums)}"
     yield Decision("sums", plan.agreement.sums, "user", why)
+
+
+def _routed(judge: Judge, chosen: Candidate) -> Iterator[Decision]:
+    """Yield along whose rounds sums go, where they do not as the transport makes them."""
+    plan = chosen.plan
+    if not plan.topology:
+        return
+    rounds = len(routes_of(plan.topology, plan.replicas).rounds)
+    other = judge.candidate(plan.changed(topology=None))
+    why = f"asked for: {rounds} rounds a sum, {format_seconds(chosen.step_s)} in place of "
+    why += f"{format_seconds(other.step_s)} a step; gradients are summed in another order"
+    yield Decision("topology", plan.topology, "user", why)
 
 
 def _packed(judge: Judge, chosen: Candidate, fewest: tuple[int, int]) -> Iterator[Decision]:

@@ -29,6 +29,7 @@ from penstock.search.balance import ANYWHERE, StageEnds, balanced_cuts_on
 from penstock.search.candidate import Candidate, Objective
 from penstock.search.copied import with_copies
 from penstock.search.far_memory import with_far
+from penstock.search.fastest_topology import with_topology
 from penstock.search.field import Effort, Field, Tally, front_of
 from penstock.search.judge import Judge
 from penstock.search.less_kept import with_less_kept
@@ -264,6 +265,7 @@ class _Cutter:
         early = early_on(self.judge.cluster_of(shape.hosts), bare.total_ranks)
         try:
             bare = self._offloading(bare.changed(hosts=shape.hosts, early=early), fixed.offload)
+            bare = with_topology(self.judge, bare, fixed.topology)
         except PlanError as problem:  # not with this schedule
             self.problem = self.problem or problem
             return

@@ -64,9 +64,10 @@ def lets_go(judge: Judge, plan: Plan) -> bool:
     """Return whether ranks of a plan may be without what a stage holds while it is not used.
 
     They may where it updates at the end of a step, for good, and has one copy in a replica; and
-    where no sum holds back what only whole gradients can be added to, and no weights are averaged.
+    where no sum holds back what only whole gradients can be added to, and no weights are averaged,
+    and sums go as the transport makes them.
     """
-    if plan.holds_back or plan.averages:
+    if plan.holds_back or plan.averages or plan.topology:
         return False
     synchronous = not is_asynchronous(plan) and not plan.agreement.post_validation
     return synchronous and all(len(ranks) == 1 for ranks in judge.holders(plan))

@@ -48,5 +48,8 @@ def _alone(judge: Judge, like: Plan, micro_batches: int) -> Plan:
         judge.graph, (), "one_f_one_b", num_micro_batches=micro_batches, clip=like.agreement.clip
     )
     return made.changed(
-        buffers=like.terms.buffers, sums=like.agreement.sums, hosts=like.place.hosts
+        buffers=like.terms.buffers,
+        sums=like.agreement.sums,
+        topology=like.agreement.topology,
+        hosts=like.place.hosts,
     )

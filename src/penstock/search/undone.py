@@ -75,6 +75,8 @@ def _others(judge: Judge, plan: Plan) -> Iterator[_Other]:
     yield from _undivided(plan)
     if plan.agreement.sums is not None:
         yield "sums", "gradients as they are", lambda: plan.changed(sums=None)
+    if plan.topology:
+        yield "topology", "as the transport sums", lambda: plan.changed(topology=None)
     if plan.terms.rounds:
         yield "wire", "numbers as they are", lambda: plan.changed(wire=(AS_IT_IS, AS_IT_IS))
     waits = plan.agreement.clip and graph.copy_dtype != "float16"  # there a step may be left out

@@ -318,6 +318,7 @@ def _sum_s(
         sizes = seconds.guard_bytes.tolist()
         return exchange_s(sizes, seconds.guard_s, cluster, program.end.guard.apart)
     kept_s, size_bytes, ranks = 0.0, reduction.size_bytes, reduction.ranks
+    topology = program.end.topology_of(reduction.word)
     is_tied = isinstance(reduction, Sum) and reduction.how == "tied"
     if (
         isinstance(reduction, Sum | AverageWeights)
@@ -327,7 +328,7 @@ def _sum_s(
     ):
         kept_s = float(seconds.shards_s[reduction.stage])
     if isinstance(reduction, AverageWeights):  # in the mean of all steps
-        taken_s = 0.0 if cluster is None else cluster.sum_s(size_bytes, ranks)
+        taken_s = 0.0 if cluster is None else cluster.sum_s(size_bytes, ranks, topology)
         return (kept_s + taken_s) / reduction.every
     if cluster is None or len(ranks) == 1:
         return kept_s
@@ -335,7 +336,7 @@ def _sum_s(
         largest_bytes = size_bytes * program.stretch(ranks[0])
         taken_s = kept_s + cluster.collective_s("reduce_scatter", largest_bytes, ranks)
         return taken_s + cluster.ends_s(ranks)
-    return kept_s + cluster.sum_s(size_bytes, ranks)
+    return kept_s + cluster.sum_s(size_bytes, ranks, topology)
 
 
 def exchange_s(sizes: Sequence[int], busy_s: float, cluster: Cluster | None, apart: int) -> float:

@@ -212,7 +212,7 @@ def _sums(
         elif key in all_of:
             found.append(_mean(all_of[key]))
         else:
-            found.append(_linked_s(reduction, cluster))
+            found.append(_linked_s(other, reduction, cluster))
             notes["sums that were not run as the link says"] = None
     others = other.code.op[np.flatnonzero(JOINS[other.code.op])] == REDUCE
     taken_s = np.full(len(others), _mean(gathers_s) if gathers_s else 0.0)
@@ -220,8 +220,11 @@ def _sums(
     return taken_s, notes
 
 
-def _linked_s(reduction: Reduction, cluster: Cluster | None) -> float:
-    return 0.0 if cluster is None else cluster.sum_s(reduction.size_bytes, reduction.ranks)
+def _linked_s(program: Program, reduction: Reduction, cluster: Cluster | None) -> float:
+    if cluster is None:
+        return 0.0
+    topology = program.end.topology_of(reduction.word)
+    return cluster.sum_s(reduction.size_bytes, reduction.ranks, topology)
 
 
 def _reduces(program: Program) -> Iterable[tuple[tuple[int, int], Reduction]]:

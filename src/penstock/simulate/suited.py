@@ -128,7 +128,7 @@ def _with_links(plan: Plan, made: Schedule, setting: Setting, seconds: Seconds) 
         for s, own in zip(stages.stages, ranks, strict=True)
     ]
     sums = [
-        _rounded(cluster.sum_s(size, own)) if len(own) > 1 else 0.0
+        _rounded(cluster.sum_s(size, own, plan.topology)) if len(own) > 1 else 0.0
         for size, own in zip(weights, ranks, strict=True)
     ]
     links = ways[:, ends[:-1] - 1]

@@ -361,7 +361,8 @@ def _sums(program: Program, sum_s: Floats, change: Change) -> Floats:
         if len(reduction.ranks) < 2:
             found.append(seconds)
         elif change.cluster is not None:
-            found.append(change.cluster.sum_s(reduction.size_bytes, reduction.ranks))
+            topology = program.end.topology_of(reduction.word)
+            found.append(change.cluster.sum_s(reduction.size_bytes, reduction.ranks, topology))
         else:
             found.append(seconds / change.links)
     return np.array(found)

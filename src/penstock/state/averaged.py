@@ -25,6 +25,7 @@ from penstock.state.error_feedback import runs_of
 from penstock.state.flat import Flat, all_views
 from penstock.state.replica_keys import CENTRE
 from penstock.sums import SumsWay
+from penstock.transport.routed_sums import sum_along
 from penstock.transport.transport import Transport
 
 ANCHOR, OUTER = "anchor", "outer"  # places of keys
@@ -35,10 +36,12 @@ class AverageGroup(NamedTuple):
 
     ranks:     that have the stage; of each replica equally many, with the same weights.
     replicas:  of the whole run.
+    topology:  along whose rounds the sum of weights goes.
     """
 
     ranks: tuple[int, ...]
     replicas: int
+    topology: str = ""
 
 
 @final
@@ -82,7 +85,7 @@ class Averaged:
         for number, part in self.runs:
             weights = self.flats[number][part]
             if self.way.kind != "easgd":
-                transport.all_reduce(weights, group.ranks)
+                sum_along(transport, weights, group.ranks, group.topology)
                 weights.div_(len(group.ranks))
             if self.way.kind == "diloco":
                 self._outer(weights, *(self.memory[key][number][part] for key in (ANCHOR, OUTER)))
@@ -91,7 +94,7 @@ class Averaged:
                 centre, drawn = self.memory[CENTRE][number][part], self.way.drawn(group.replicas)
                 torch.sub(weights, centre, out=apart)
                 weights.sub_(apart, alpha=drawn)
-                transport.all_reduce(apart, group.ranks)
+                sum_along(transport, apart, group.ranks, group.topology)
                 centre.add_(apart, alpha=drawn * group.replicas / len(group.ranks))
 
     def _outer(self, mean: Tensor, anchor: Tensor, velocity: Tensor) -> None:

@@ -9,6 +9,7 @@ from typing import final
 
 from torch import Tensor
 
+from penstock.transport.routed_sums import sum_along
 from penstock.transport.transport import Transport
 
 
@@ -22,14 +23,14 @@ class Delayed:
     def __init__(self, left: Sequence[Tensor]) -> None:
         self.left, self.summed = left, [each.clone() for each in left]
 
-    def sum_over(self, transport: Transport, ranks: tuple[int, ...]) -> None:
+    def sum_over(self, transport: Transport, ranks: tuple[int, ...], topology: str) -> None:
         """Sum what is left of the step before over ranks, bitwise the same on all.
 
         Raises:   TransportError.
         """
         for summed, left in zip(self.summed, self.left, strict=True):
             summed.copy_(left)
-            transport.all_reduce(summed, ranks)
+            sum_along(transport, summed, ranks, topology)
 
     def take(self, flats: Sequence[Tensor]) -> None:
         """Leave these gradients for the next step, and put what was summed in their place."""

@@ -26,6 +26,7 @@ from penstock.state.delayed import Delayed
 from penstock.state.few_numbers import sum_codes, sum_greatest, sum_products
 from penstock.state.flat import Flat, count_of
 from penstock.sums import SumsWay, as_matrix
+from penstock.transport.routed_sums import sum_along
 from penstock.transport.transport import Transport
 
 HELD = "held-back-"  # and the number of a rank among those that sum; place of a key
@@ -134,10 +135,15 @@ class HeldBack:
         return [(node, shape) for node, shape in rows if is_split and self.way.columns_of(shape)]
 
     def sum_over(
-        self, transport: Transport, flats: Sequence[Tensor], ranks: tuple[int, ...]
+        self,
+        transport: Transport,
+        flats: Sequence[Tensor],
+        ranks: tuple[int, ...],
+        topology: str = "",
     ) -> None:
         """Replace flat gradients by their sums over ranks, bitwise the same on all.
 
+        topology:  along whose rounds go products, and what travels as it is.
         Raises:   TransportError.
         """
         for number, flat in enumerate(flats):
@@ -145,10 +151,10 @@ class HeldBack:
             ends = [0, *(end for run, _ in own for end in (run.start, run.end)), len(flat)]
             for start, end in zip(ends[::2], ends[1::2], strict=True):
                 if start < end:
-                    transport.all_reduce(flat[start:end], ranks)
+                    sum_along(transport, flat[start:end], ranks, topology)
             for run, rest in own:
                 pair = flat[run.start : run.end], self.left[number][run.start : run.end]
-                self._sum_run(transport, run, pair, ranks)
+                self._sum_run(transport, run, pair, (ranks, topology))
                 if self.way.kind == "sign":  # which has no zero
                     for each, place in product(pair, rest):
                         each[place] = 0
@@ -157,9 +163,13 @@ class HeldBack:
         return list(zip(self.runs, self.unused, strict=True))
 
     def _sum_run(
-        self, transport: Transport, run: SumRun, pair: tuple[Tensor, Tensor], ranks: tuple[int, ...]
+        self,
+        transport: Transport,
+        run: SumRun,
+        pair: tuple[Tensor, Tensor],
+        among: tuple[tuple[int, ...], str],
     ) -> None:
-        whole, left = pair
+        (whole, left), (ranks, _) = pair, among
         whole.add_(left)
         match self.way.kind:
             case "int8" | "sign":
@@ -168,7 +178,7 @@ class HeldBack:
                 sum_greatest(transport, whole, left, ranks, self.way)
             case "rank":
                 matrices = {n: row for n, row in run.shapes.items() if n in self.powers}
-                sum_products(transport, pair, ranks, matrices, self.powers)
+                sum_products(transport, pair, among, matrices, self.powers)
             case "16 bits" | "as they are" | "delayed" | "local" | "diloco" | "easgd" | "gossip":
                 raise AssertionError("nothing is held back of a sum")
 

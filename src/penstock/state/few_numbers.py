@@ -15,6 +15,7 @@ from torch import Tensor
 from penstock.device import of
 from penstock.state.flat import count_of
 from penstock.sums import BLOCK, SumsWay, as_matrix, block_bytes, blocks_of
+from penstock.transport.routed_sums import sum_along
 from penstock.transport.transport import Transport
 
 _SCALE_BYTES = 4
@@ -164,30 +165,31 @@ def greatest(sizes: Tensor, count: int) -> Tensor:
 def sum_products(
     transport: Transport,
     pair: tuple[Tensor, Tensor],
-    ranks: tuple[int, ...],
+    among: tuple[tuple[int, ...], str],
     matrices: Mapping[int, tuple[int, tuple[int, ...]]],
     powers: dict[int, Tensor],
 ) -> None:
     """Replace matrices by the products that ranks agree on, and all else by its sum.
 
     pair:      the gradients of a run, and what is held back of them.
+    among:     ranks, and the topology along whose rounds their sums go.
     matrices:  by node, where one begins and its shape.  powers: Q of each; replaced.
     """
-    whole, left = pair
+    (whole, left), (ranks, topology) = pair, among
     places = {n: slice(start, start + count_of(shape)) for n, (start, shape) in matrices.items()}
     views = {n: whole[places[n]].view(as_matrix(shape)) for n, (_, shape) in matrices.items()}
     ends = [0, *(end for place in places.values() for end in (place.start, place.stop)), len(whole)]
     rest = [whole[a:b] for a, b in zip(ends[::2], ends[1::2], strict=True)]
     firsts = [view @ powers[node] for node, view in views.items()]
     flat = torch.cat([each.view(-1) for each in (*firsts, *rest)])
-    transport.all_reduce(flat, ranks)
+    sum_along(transport, flat, ranks, topology)
     summed = _cut(flat, [each.numel() for each in (*firsts, *rest)])
     summed, others = summed[: len(firsts)], summed[len(firsts) :]
     bases = [orthonormal(each.view_as(p)) for each, p in zip(summed, firsts, strict=True)]
     seconds = [v.T @ p for v, p in zip(views.values(), bases, strict=True)]
     if seconds:
         flat = torch.cat([second.reshape(-1) for second in seconds])
-        transport.all_reduce(flat, ranks)
+        sum_along(transport, flat, ranks, topology)
         summed = _cut(flat, [second.numel() for second in seconds])
     left.zero_()
     for (node, view), base, total in zip(views.items(), bases, summed, strict=True):

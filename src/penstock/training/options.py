@@ -96,9 +96,6 @@ class Options(TypedDict, total=False):
             "plan", "Ranks that divide the ops of each stage; default: the best.", int, least=1
         ),
     ]
-    context: Annotated[
-        int, Spelling("plan", "Ranks that divide the tokens of each sequence.", int, least=1)
-    ]
     units: Annotated[
         "Units | None",
         Spelling("plan", "One unit for each block, or N for each stage.", metavar="block|N"),
@@ -118,6 +115,15 @@ class Options(TypedDict, total=False):
             "plan",
             "Sum gradients as bfloat16, float16, int8, sign, top:PART, rank:COLUMNS or delayed; or "
             "average weights: local:STEPS, diloco:STEPS, easgd:STEPS or gossip:STEPS.",
+            metavar="WAY",
+        ),
+    ]
+    topology: Annotated[
+        str,
+        Spelling(
+            "plan",
+            "Sum along ring, tree, halving, doubling, direct, server:RANKS or hierarchical:RANKS; "
+            "or fastest, by prediction.",
             metavar="WAY",
         ),
     ]

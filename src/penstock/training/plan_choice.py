@@ -30,6 +30,7 @@ from penstock.job import Job
 from penstock.pilot.replan import SearchBasis
 from penstock.plan.plan import Decision, Plan, Units
 from penstock.profile.kinds import load_profiles
+from penstock.routes import FASTEST
 from penstock.rules.ruled import ruled
 from penstock.schedule.recipe import Recipe
 from penstock.search.shapes import Fixed
@@ -96,7 +97,7 @@ def kept_choice(terms: ChoiceTerms, captured: "Capture") -> Chosen | None:
     plan = usable(on_hosts_of(Plan.load(path), terms.there.cluster))
     is_other = asked.ranks not in (None, plan.total_ranks)
     is_other = is_other or asked.tensor not in (None, plan.tensor)
-    is_other = is_other or (asked.tensor is not None and asked.context != plan.place.context)
+    is_other = is_other or asked.topology not in (None, FASTEST, plan.agreement.topology)
     if is_other or any(each.what == "replanned" for each in plan.decisions):
         return None
     try:

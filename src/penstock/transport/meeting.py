@@ -206,21 +206,29 @@ class Meeting:
             self._turn ^= 1
 
     def swap(self, gives: Sequence[Tensor], takes: Sequence[Tensor]) -> None:
-        """Give each other member a tensor and take one from each, piece by piece."""
+        """Give each other member a tensor and take one from each, piece by piece.
+
+        Members with less than others, or nothing, meet as often as the others do.
+        """
         given, taken = ([tensor.view(torch.uint8) for tensor in row] for row in (gives, takes))
         size = _REGION_BYTES // len(self._ranks)
         places = [slice(size * member, size * (member + 1)) for member in range(len(self._ranks))]
         others = [member for member in range(len(self._ranks)) if member != self._me]
-        for at in range(0, max(map(len, (*given, *taken))), size):
-            regions = self._regions_of(torch.uint8)
+        own = max(len(row[member]) for row in (given, taken) for member in others)
+        words, pieces, at = self._segment.words, 1, 0
+        while at < pieces:
+            regions, first = self._regions_of(torch.uint8), at * size
             for member in others:
-                piece = given[member][at : at + size]
+                piece = given[member][first : first + size]
                 regions[self._me][places[member]][: len(piece)].copy_(piece)
+            word = _SUMMAND + 2 * self._turn
+            words[self._line(self._me) + word] = -(-own // size)
             self.meet()
+            pieces = max(words[line + word] for line in self._lines)
             for member in others:
-                piece = taken[member][at : at + size]
+                piece = taken[member][first : first + size]
                 piece.copy_(regions[member][places[self._me]][: len(piece)])
-            self._turn ^= 1
+            self._turn, at = self._turn ^ 1, at + 1
 
     def _meet_about(self, whole: Tensor | None) -> None:
         """Meet, and see that all members sum as many numbers as this one, of as many bytes."""

@@ -18,19 +18,23 @@ from torch import Tensor
 
 from penstock.job import Job
 from penstock.sums import HALVES
+from penstock.transport.routed_sums import sum_along
 from penstock.transport.transport import Transport
 
 _BLOCK = 2**20  # numbers at once: it bounds what is held besides
 
 
-def sum_over(transport: Transport, gradient: Tensor, ranks: tuple[int, ...], job: Job) -> None:
+def sum_over(
+    transport: Transport, gradient: Tensor, ranks: tuple[int, ...], job: Job, topology: str = ""
+) -> None:
     """Replace a gradient by its sum over ranks, bitwise the same on all.
 
-    Raises:   TransportError.
+    topology:  along whose rounds numbers go that travel as they are.
+    Raises:    TransportError.
     """
     dtype = narrow_of(gradient, job)
     if dtype is None:
-        transport.all_reduce(gradient, ranks)
+        sum_along(transport, gradient, ranks, topology)
         return
     own, flat = ranks.index(transport.rank), gradient.detach().contiguous().view(-1)
     for first in range(0, flat.numel(), _BLOCK):

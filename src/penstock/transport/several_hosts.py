@@ -1,7 +1,7 @@
 """Hosts: ranks of several hosts, through shared memory inside each and over a network between.
 
-A message, and a sum or a gather whose ranks are all on one host, goes through its memory;
-everything else goes over the network.
+A message, and a sum or a gather whose ranks are all on one host, goes through its memory, and so
+does what ranks of one host swap; everything else goes over the network.
 """
 
 from __future__ import annotations
@@ -93,6 +93,15 @@ class HostsTransport:
     def swap(
         self, gives: Sequence[Tensor], takes: Sequence[Tensor], ranks: tuple[int, ...]
     ) -> None:
+        """Give and take inside the host through its memory, all else over the network."""
+        near = [place for place, rank in enumerate(ranks) if rank in self._here]
+        if 1 < len(near) < len(ranks):
+            inside = tuple(ranks[place] for place in near)
+            self._inside.swap([gives[p] for p in near], [takes[p] for p in near], inside)
+            gives, takes = (
+                [row[:0] if place in near else row for place, row in enumerate(rows)]
+                for rows in (gives, takes)
+            )
         self._to(*ranks).swap(gives, takes, ranks)
 
     def barrier(self) -> None:
