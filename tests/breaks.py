@@ -5605,6 +5605,14 @@ BREAKS = (
         "an elastic run that one process could go on with ends",
     ),
     Break(
+        "notes_at_a_module_of_torch_are_facts",
+        "graph/module_facts.py",
+        "for n, v in vars(module).items() if n in names)",
+        "for n, v in vars(module).items())",
+        ("tests/graph/test_module_facts.py",),
+        "data that notes its epoch at an nn.Sequential, for which a run is made in one process",
+    ),
+    Break(
         "what_a_step_sets_is_a_fact_of_it",
         "graph/attribute_reads.py",
         "only = self._read - self._set",

@@ -53,6 +53,13 @@ def test_what_changes_is_named(change: Callable[[nn.Sequential], object], words:
     assert {*changes(before, traced_facts(model))} >= words
 
 
+def test_what_a_job_notes_at_a_module_of_torch_is_no_fact() -> None:
+    model = net()
+    before = traced_facts(model)
+    model.epoch, model[1].seen = 3, "a note"
+    assert [*changes(before, traced_facts(model))] == []
+
+
 def _traced(models: list[nn.Sequential]) -> Capture:
     def model() -> nn.Module:
         models.append(net())

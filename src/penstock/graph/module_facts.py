@@ -8,6 +8,8 @@ followed.  Nor is what it writes into their weights and buffers: ranks have thei
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from types import FunctionType
 
 import torch
 from torch import Tensor, nn
@@ -48,9 +50,18 @@ def traced_facts(model: nn.Module, read: Iterable[tuple[str, str]] = ()) -> Fact
     for path, module in _compat.named_modules(model):
         facts[f"the hooks of module {path}"] = len(_compat.hooks_of(module))
         if type(module).__module__.startswith("torch."):
-            own = ((n, v) for n, v in vars(module).items() if not n.startswith("_"))
-            facts |= {f"{n} of {path}": v for n, v in own if isinstance(v, PLAIN)}
+            names = _made_with(type(module))
+            held = ((n, v) for n, v in vars(module).items() if n in names)
+            facts |= {f"{n} of {path}": v for n, v in held if isinstance(v, PLAIN)}
     return facts
+
+
+@cache
+def _made_with(kind: type) -> frozenset[str]:
+    """Return the names that modules of a class are made with; others are notes of the job's."""
+    makers = (vars(each).get("__init__") for each in kind.__mro__)
+    names = (each.__code__.co_names for each in makers if isinstance(each, FunctionType))
+    return frozenset(name for each in names for name in each if not name.startswith("_"))
 
 
 def value_facts(model: nn.Module) -> Facts:
