@@ -29,7 +29,7 @@ from penstock.checkpoints.control import LocalBoard
 from penstock.checkpoints.saver import SavePolicy
 from penstock.choose.prepare import joined_step
 from penstock.choose.run_windows import windows_of
-from penstock.errors import PlanError, RunError
+from penstock.errors import JobError, PlanError, RunError
 from penstock.graph.merge import merged
 from penstock.job import Job
 from penstock.listener import SILENT
@@ -724,6 +724,14 @@ def test_what_is_changed_late_in_the_model_is_found_and_made_as_it_is_in_one_pro
         optimizer.zero_grad()
     for name, value in model.named_parameters():
         assert torch.allclose(trained.outcome.weights[f"weights/{name}"], value, atol=1e-6)
+
+
+def test_a_run_that_came_to_such_a_change_does_not_go_on_from_a_checkpoint_unseen(tmp_path):
+    asked = {"ranks": 2, "audit": "0", "trial": False, "out": tmp_path}
+    ps.train(changed_by_data(halve), num_steps=LATE + 20, **asked)
+    with pytest.raises(JobError, match=re.escape(ALPHA)) as told:
+        ps.train(changed_by_data(halve), num_steps=LATE + 40, resume=True, **asked)
+    assert "forget_state=True" in told.value.hint
 
 
 @pytest.mark.parametrize("elastic", [False, True])

@@ -284,6 +284,7 @@ def go_on(
     if not is_new:  # what it had in Python then is gone
         raise problem
     session.listener.say("its state is not all that the step follows from: beginning anew")
+    session.follows_from(problem.message)
     gone_back_to_start(session)
     return session.train_eagerly(Begin(), replace(found, one_process=problem.message))
 

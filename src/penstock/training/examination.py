@@ -49,10 +49,12 @@ def check_goes_on(session: "Session", found: "Examined", checkpoint: Path | None
 
     Raises:   JobError, CheckpointError: it says what, with its line.
     """
-    from penstock.training.resumed import check_resumed
+    from penstock.training.resumed import check_late, check_resumed
 
     if session.care.forget or found.failed:
         return
+    if checkpoint is not None:
+        check_late(session.folder)
     if checkpoint is not None or session.elastic:
         with session.listener.busy("looking whether it goes on as an unbroken run"):
             check_updates(session.job, session.key)

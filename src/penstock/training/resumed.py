@@ -23,6 +23,7 @@ from penstock.job import Job
 from penstock.processes.child import apart
 from penstock.runtime.eager import EagerTask, work_eagerly
 from penstock.runtime.launch import run_processes
+from penstock.training.saved import kept_late
 
 if TYPE_CHECKING:
     from penstock.examine.examine import Examined
@@ -33,21 +34,32 @@ Told = Callable[[], Mapping[str, str]]
 _MEND = "name it in Job.state, or begin it anew: forget_state=True"
 
 
+_HEAD = "a run that goes on from a checkpoint would begin anew what this job keeps in Python"
+
+
+def check_late(folder: Path) -> None:
+    """Raise where the run in `folder` was found, while it ran, to keep what no checkpoint holds.
+
+    Raises:   JobError: it says what.
+    """
+    if late := kept_late(folder):
+        raise JobError(f"{_HEAD}\n  {late}", hint=_MEND)
+
+
 def check_resumed(job: Job, found: "Examined") -> None:
     """Raise where a run in one process would not go on as an unbroken one.
 
     Raises:   JobError: it says what would begin anew, with its line.
     """
-    head = "a run that goes on from a checkpoint would begin anew what this job keeps in Python"
     if found.forgets:
         rows = [f"  {one}" for one in found.forgets[:3]]
-        raise JobError("\n".join([head, *rows]), hint=_MEND)
+        raise JobError("\n".join([_HEAD, *rows]), hint=_MEND)
     beside = found.beside if found.one_process else [o for o in found.beside if o.by_update]
     if not (found.one_process or beside):
         return
     if lost := forgotten(job, beside, found.keys):
         raise JobError(
-            "\n".join(one for one in (head, f"  {lost}", found.one_process) if one), hint=_MEND
+            "\n".join(one for one in (_HEAD, f"  {lost}", found.one_process) if one), hint=_MEND
         )
 
 

@@ -56,6 +56,7 @@ class JobLearned:
     noticed:  lines of the loss that print, or log, where it was traced.
     untraced: why there is no trace.
     facts:    what the run begins with, for those who go on with it, or join.
+    late:     what was found only while it ran that no checkpoint holds.
     """
 
     found: "Examined | None" = None
@@ -63,3 +64,4 @@ class JobLearned:
     noticed: list[str] = field(default_factory=list[str])
     untraced: str = ""
     facts: RunFacts | None = None
+    late: str = ""

@@ -127,7 +127,7 @@ def clear_after(session: "Session", begin: Begin) -> None:
             session.listener.say(f"what is damaged is kept as {aside}")
     count = session.job.micro_batches if session.goal is None else 0
     about = session.folder, session.asked.text, session.num_steps, count
-    saved.keep_job(*about, session.asked.options)
+    saved.keep_job(*about, session.asked.options, session.learned.late)
     same_run.keep_facts(session.folder, session.learned.facts)
     old = ("events.jsonl", ENDED) if checkpoint else ("replans.json", "events.jsonl", ENDED)
     for name in ("summary.json", "report.html", "measured.trace.json", *old):

@@ -83,18 +83,21 @@ def keep_job(
     steps: int,
     micro_batches: int = 0,
     options: Mapping[str, Value] = _NONE,
+    late: str = "",
 ) -> None:
     """Keep what named the job of a run, the folder that it was named in, and its steps in all.
 
     text:           "": it was given as a record.
     micro_batches:  of a step; 0: that is found by the run.
     options:        that were asked for, as `asked_for` says them.
+    late:           what its steps follow from that no checkpoint holds; "": nothing is known.
     """
     place = str(Path.cwd())
     content = {"penstock": "job", "job": text, "from": place, "steps": steps}
     content |= {"seal": seal_of(text, place)}
     content |= {"micro_batches": micro_batches} if micro_batches else {}
     content |= {"options": dict(options)} if options else {}
+    content |= {"late": late} if late else {}
     write_text(folder / "job.json", json.dumps(content) + "\n")
 
 
@@ -182,6 +185,13 @@ def kept_micro_batches(folder: Path) -> int | None:
         return None
     found = read_json(folder / "job.json", JobError, "job.json").get("micro_batches")
     return found if isinstance(found, int) else None
+
+
+def kept_late(folder: Path) -> str:
+    """Return what the steps of the run in `folder` follow from that no checkpoint holds."""
+    if not (folder / "job.json").exists():
+        return ""
+    return str(read_json(folder / "job.json", JobError, "job.json").get("late", ""))
 
 
 def text_in(folder: Path) -> str:

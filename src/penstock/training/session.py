@@ -173,6 +173,10 @@ class Session:
         """Note what the run begins with, for those who go on with it, or join."""
         self.learned.facts = facts
 
+    def follows_from(self, late: str) -> None:
+        """Note what steps follow from that no checkpoint holds, as was found while they ran."""
+        self.learned.late = late
+
     def begins_afresh(self) -> None:
         """Be a run that goes on from nothing."""
         self.resume = False
@@ -236,6 +240,7 @@ class Session:
         except RankMisfitError as problem:
             return go_on_unplanned(self, found, problem, begin)
         except AloneError as problem:  # what its code counts to is in no checkpoint
+            self.follows_from(problem.message)
             return go_on_alone(self, replace(found, forgets=(problem.message,)), problem, begin)
 
     def _lead_plan(self, captured: "Capture", begin: Begin, found: "Examined") -> Trained:
