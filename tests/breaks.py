@@ -5615,6 +5615,14 @@ BREAKS = (
         "a resumed run whose data does not come again to where it changes the model",
     ),
     Break(
+        "what_eval_did_stays_after_a_validation",
+        "runtime/validate.py",
+        "        model.train(modes[0][1])",
+        "        pass",
+        ("tests/runtime/test_validate.py",),
+        "a model whose own train() and eval() set more than a flag",
+    ),
+    Break(
         "notes_at_a_module_of_torch_are_facts",
         "graph/module_facts.py",
         "for n, v in vars(module).items() if n in names)",

@@ -135,3 +135,29 @@ def test_a_run_waits_as_long_as_its_job_says(tmp_path):
     checkpoint.keep_best(tmp_path, 4, 1.0)
     assert [is_out_of_patience(waits, tmp_path, step) for step in (4, 6, 8)] == [False, False, True]
     assert not is_out_of_patience(replace(waits, patience=None), tmp_path, 8)
+
+
+class Phased(nn.Module):
+    """It has a train() of its own, which notes more than a flag; a part of it stays in eval."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.still, self.phase = nn.Linear(8, 8), nn.Dropout().eval(), "train"
+
+    def train(self, mode: bool = True) -> "Phased":
+        self.phase = "train" if mode else "test"
+        return super().train(mode)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert self.phase == "test"
+        return self.body(x)
+
+
+def test_a_model_that_was_validated_is_as_a_loop_has_it_that_calls_train_again():
+    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return model(x).square().mean()
+
+    model, batches = Phased(), [torch.ones(2, 8)]
+    validated(replace(mlp.job(), loss=loss, validation=lambda: batches), model)
+    modes = model.phase, model.training, model.body.training, model.still.training
+    assert modes == ("train", True, True, False)

@@ -170,6 +170,7 @@ def _unchanged(model: nn.Module) -> Generator[None]:
     try:
         yield
     finally:
+        model.train(modes[0][1])  # which may be the author's own, and undo what eval() has done
         for module, mode in modes:
             module.training = mode
         with torch.no_grad():
