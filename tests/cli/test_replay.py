@@ -9,7 +9,9 @@ import pytest
 from penstock.cluster import Cluster, DeviceKind, Host, Link
 from penstock.plan import plan_by_hand
 from penstock.plan.lower_plan import lower_plan
+from penstock.stores.store_use import StoreUse
 from penstock.timeline import step_s
+from penstock.training.read_store import in_summary
 from tests.cli.conftest import Call
 from tests.graph.tiny import GRAPH
 from tests.simulate.fake_run import fake_run, plain
@@ -47,6 +49,23 @@ def test_path_and_usual_answers_are_told_best_first(call: Call, run: Path) -> No
     assert len(ratios) > 10
     assert ratios == sorted(ratios)
     assert all(line == line.rstrip() for line in done.out.splitlines())
+
+
+def test_what_a_store_would_be_read_otherwise_is_told(call: Call, run: Path) -> None:
+    use = StoreUse("s3://bucket", 0.03, 1e8, 4, 10**7, 32, 100_000, 0.08)
+    (run / "summary.json").write_text(json.dumps(in_summary(use)))
+    told = call("replay", run).out.partition("what if, of the store")[2].splitlines()
+    assert [line.split("  ")[0] for line in told[1:4]] == [
+        "nothing else",
+        "8 requests at a time",
+        "both of these",
+    ]
+    first, second, *_ = json.loads(call("replay", run, "--json").out)["store"]
+    assert (first["wait_s"], first["step_s"]) == (use.wait_s, use.wait_s + 0.08)
+    assert second["wait_s"] == pytest.approx(32 * 0.031 / 8 - 0.08)
+    idle = replace(use, compute_s=9.0)  # nothing waits
+    (run / "summary.json").write_text(json.dumps(in_summary(idle)))
+    assert json.loads(call("replay", run, "--json").out)["store"] == []
 
 
 def test_json_has_the_figures_of_the_text(call: Call, run: Path) -> None:

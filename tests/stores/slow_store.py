@@ -9,14 +9,14 @@ from fsspec.spec import AbstractFileSystem
 
 
 class SlowStore(AbstractFileSystem):
-    """Objects of this process, by path: slow://ROOT/NAME."""
+    """Objects of this process, by path: slow://NUMBER/root/NAME, of one store at a time."""
 
     protocol = "slow"
     cachable = False
     objects: ClassVar[dict[str, bytes]] = {}
     read: ClassVar[list[str]] = []  # paths, in the order in which they were asked for
     before: Callable[[str], None] | None = None  # what each request does first
-    most = under_way = 0
+    most = under_way = number = 0
     lock = threading.Lock()
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
@@ -39,6 +39,9 @@ class SlowStore(AbstractFileSystem):
         self, path: str, start: int | None = None, end: int | None = None, **_: Any
     ) -> bytes:
         kind = type(self)
+        number, _, path = path.partition("/")
+        if int(number) != kind.number:  # who asks was left over by another test
+            raise FileNotFoundError(path)
         with kind.lock:
             kind.read.append(path)
             kind.under_way += 1
@@ -46,15 +49,17 @@ class SlowStore(AbstractFileSystem):
         try:
             if kind.before is not None:
                 kind.before(path)
-            return self.objects[path][start:end]
+            return self.objects[f"{number}/{path}"][start:end]
         finally:
             with kind.lock:
-                kind.under_way -= 1
+                kind.under_way -= int(number) == kind.number
 
 
-def filled(objects: dict[str, bytes]) -> str:
-    """Return the URL of a new store of these objects."""
+def filled(objects: dict[str, bytes], *, again: bool = False) -> str:
+    """Return the URL of a new store of these objects; again: of the same one, which has others."""
     fsspec.register_implementation("slow", SlowStore, clobber=True)
-    SlowStore.objects = {f"root/{name}": content for name, content in objects.items()}
-    SlowStore.read, SlowStore.before, SlowStore.most = [], None, 0
-    return "slow://root"
+    with SlowStore.lock:
+        number = SlowStore.number = SlowStore.number + (not again)
+        SlowStore.read, SlowStore.before, SlowStore.most, SlowStore.under_way = [], None, 0, 0
+    SlowStore.objects = {f"{number}/root/{name}": each for name, each in objects.items()}
+    return f"slow://{number}/root"

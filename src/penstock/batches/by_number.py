@@ -126,11 +126,13 @@ def _made_ahead(data: Numbered, numbers: Iterator[Any], ahead: Following) -> Ite
     coming = (
         index for number, problem in told if problem is None for index in data.indices(number)
     )
-    with ahead(coming):
+    with ahead(coming) as go_on:
         for number, problem in own:
             if problem is not None:
                 raise problem
-            yield data.batch(number)
+            batch = data.batch(number)
+            go_on()
+            yield batch
 
 
 def _with_problem(numbers: Iterator[Any]) -> Iterator[tuple[Any, JobError | None]]:

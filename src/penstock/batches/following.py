@@ -1,6 +1,7 @@
 """Following: a dataset is told which samples will be asked for, where it can use that.
 
-One that can has a method `following(indices)`, a context in which these are asked for in order.
+One that can has a method `following(indices)`, a context in which these are asked for in order; it
+gives a function to call where a micro-batch is read.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ from typing import Any
 
 from torch.utils.data import Subset
 
-Following = Callable[[Iterator[Any]], AbstractContextManager[None]]
+Following = Callable[[Iterator[Any]], AbstractContextManager[Callable[[], None]]]
 
 
 def following(dataset: Any) -> Following | None:

@@ -20,6 +20,7 @@ from penstock.schedule.recipe import AnySchedule, name_of, trains
 from penstock.timeline.breakdown import PARTS, breakdown_from_json
 from penstock.timeline.timeline import Timeline, step_s
 from penstock.training import saved
+from penstock.training.read_store import of_summary
 from penstock.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -77,10 +78,12 @@ def replay(flags: ReplayFlags) -> None:
     asked = list(_asked(whole, orders))
     with face.progress("replaying") as tell:
         answers = _answered(run, asked, tell) if asked else _usual(run, tell)
+    waits = [] if asked else list(_store_waits(flags.folder))
     if flags.as_json:
-        face.show_json(_document(run, answers))
+        face.show_json({**_document(run, answers), "store": [each._asdict() for each in waits]})
     else:
         _show(run, answers)
+        _show_waits(waits)
 
 
 def _order_asked(text: str) -> AnySchedule:
@@ -136,13 +139,18 @@ def _data_s(folder: Path) -> tuple[float, ...]:
 
     Raises:   TimelineError: the summary is damaged.
     """
-    path = folder / "summary.json"
-    summary = read_json(path, TimelineError, "summary") if path.exists() else None
-    if not isinstance(summary, dict) or summary.get("breakdown") is None:
+    summary = _summary(folder)
+    if summary.get("breakdown") is None:
         return ()
     measured = breakdown_from_json(summary["breakdown"])
     at = PARTS.index("data")
     return tuple(row[at] / measured.num_steps for row in measured.seconds)
+
+
+def _summary(folder: Path) -> dict[str, Json]:
+    path = folder / "summary.json"
+    summary = read_json(path, TimelineError, "summary") if path.exists() else None
+    return summary if isinstance(summary, dict) else {}
 
 
 # -- what is asked ---------------------------------------------------------------------------------
@@ -166,6 +174,7 @@ def _pairs(
     return tuple(found)
 
 
+_SEEN = 0.01  # of a step, or of what it waits
 _EXAMPLES = {"--faster-rank": "0", "--faster-stage": "0", "--faster-kind": "F"}
 
 
@@ -231,6 +240,27 @@ def _usual(run: "Run", tell: Callable[[int, int], None]) -> list[_Answered]:
             found.append(_Answered(words, None, problem.message))
         tell(len(found), len(questions))
     return sorted(found, key=lambda said: said.answer.ratio if said.answer else float("inf"))
+
+
+class _StoreWait(NamedTuple):
+    """What a step waits for a store, and takes with that, as predicted."""
+
+    what_if: str
+    wait_s: float
+    step_s: float
+
+
+def _store_waits(folder: Path) -> Iterator[_StoreWait]:
+    """Yield what a step waits for the store that a run reads, and would, were it read otherwise.
+
+    Only where it waits at all, and what makes a difference.
+    """
+    use = of_summary(_summary(folder))
+    if use is None or use.wait_s < _SEEN * use.compute_s:
+        return
+    for words, other in (("nothing else", use), *use.otherwise()):
+        if other is use or other.wait_s < (1 - _SEEN) * use.wait_s:
+            yield _StoreWait(words, other.wait_s, use.compute_s + other.wait_s)
 
 
 def _too_large(run: "Run", change: "Change") -> str:
@@ -304,7 +334,7 @@ def _is_like(a: "Answer", b: "Answer") -> bool:
     return len(set(figures)) == 1
 
 
-def _document(run: "Run", answers: Sequence[_Answered]) -> Json:
+def _document(run: "Run", answers: Sequence[_Answered]) -> dict[str, Json]:
     whole_s = step_s(run.timeline)
     path: list[Json] = [
         {"what": what, "seconds": seconds, "share": seconds / whole_s}
@@ -324,6 +354,13 @@ def _document(run: "Run", answers: Sequence[_Answered]) -> Json:
         "critical_path": path,
         "what_if": found,
     }
+
+
+def _show_waits(waits: Sequence[_StoreWait]) -> None:
+    if waits:
+        rows = [(w, format_seconds(s), format_seconds(step_s)) for w, s, step_s in waits]
+        head = "what if, of the store", "waiting for data", "step"
+        face.show("\n" + face.table(head, rows))
 
 
 def _show(run: "Run", answers: Sequence[_Answered]) -> None:

@@ -84,6 +84,15 @@ class Fetcher:
             self._ask(course)
         return course
 
+    def go_on(self, course: ReadAhead) -> None:
+        """Ask for what comes next: who reads has enough for now, and computes.
+
+        While he takes parts, others are only asked for where few are left: threads that fetch
+        would hold him up.
+        """
+        with self._changed:
+            self._ask(course)
+
     def leave(self, course: ReadAhead) -> None:
         """Forget what a reader said: it takes nothing more."""
         with self._changed:
@@ -170,7 +179,8 @@ class Fetcher:
                 course.asked_bytes -= max(0, each.part.size_bytes)
                 course.num_taken += 1
                 self._let_go(each)
-                self._ask(course)
+                if len(course.asked) < self._requests:
+                    self._ask(course)
                 return
 
     def _let_go(self, each: _OnWay) -> None:

@@ -53,7 +53,7 @@ class Stored:
 
         Raises:   StoreError: it cannot be fetched.  What `decode` raises.
         """
-        return self.decode(self._content(index), self.objects[index].name)
+        return self.decode(self.content(index), self.objects[index].name)
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         """Return samples that are fetched at once, as a torch DataLoader asks for a batch."""
@@ -74,17 +74,21 @@ class Stored:
                 yield index
 
         own = coming()
-        with self.following(own):
+        with self.following(own) as go_on:
             while given or next(own, None) is not None:
                 yield given.pop(0)
+                go_on()
 
     @contextmanager
-    def following(self, indices: Iterator[int]) -> Generator[None]:
-        """Fetch the samples ahead that will be asked for, in this order."""
+    def following(self, indices: Iterator[int]) -> Generator[Callable[[], None]]:
+        """Fetch the samples ahead that will be asked for, in this order.
+
+        What it gives is called where somebody has read enough for now.
+        """
         ahead = self._ahead()
-        course = ahead.follow(part for index in indices for part in self._parts(index))
+        course = ahead.follow(part for index in indices for part in self.parts(index))
         try:
-            yield
+            yield lambda: ahead.go_on(course)
         finally:
             ahead.leave(course)
 
@@ -93,18 +97,21 @@ class Stored:
         """Return what this process has taken so far, and the seconds that it waited for that."""
         return self._ahead().counted
 
-    def _content(self, index: int) -> bytes:
+    def content(self, index: int) -> bytes:
+        """Return the bytes of a sample."""
         ahead = self._ahead()
-        return b"".join([ahead.take(part) for part in self._parts(index)])
+        return b"".join([ahead.take(part) for part in self.parts(index)])
 
-    def _parts(self, index: int) -> list[ObjectPart]:
+    def parts(self, index: int) -> list[ObjectPart]:
+        """Return the requests that fetch a sample."""
         of = self.objects[index]
         if of.size_bytes <= _CHUNK_BYTES:
             return [ObjectPart(of, 0, of.size_bytes)]
         starts = range(0, of.size_bytes, _CHUNK_BYTES)
         return [ObjectPart(of, at, min(_CHUNK_BYTES, of.size_bytes - at)) for at in starts]
 
-    def _fetched(self, part: ObjectPart) -> bytes:
+    def fetched(self, part: ObjectPart) -> bytes:
+        """Return a part from the cache, else from the store."""
         if self.cache is None:
             return self.store.read(part)
         key = f"{self.store.url} {part.key}"
@@ -117,7 +124,7 @@ class Stored:
     def _ahead(self) -> Fetcher:
         """Return what fetches in this process: threads do not outlive a fork."""
         if (known := self._of_process.get(os.getpid())) is None:
-            known = self._of_process.setdefault(os.getpid(), Fetcher(self._fetched, *self.fetching))
+            known = self._of_process.setdefault(os.getpid(), Fetcher(self.fetched, *self.fetching))
         return known
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -33,11 +33,13 @@ from penstock.profile.noise import noise_of, steps_needed
 from penstock.prove.audits import Audited, audit_rows
 from penstock.report.report import report_of
 from penstock.rules.rule import Rule
+from penstock.stores.store_use import StoreUse
 from penstock.timeline.bottleneck import Bottleneck, bottleneck
 from penstock.timeline.breakdown import Breakdown, breakdown_of
 from penstock.timeline.svg import picture_of
 from penstock.timeline.timeline import Timeline, num_steps
 from penstock.training.events import EVENTS
+from penstock.training.read_store import in_summary, of_summary, read_store, with_wait
 from penstock.training.saved import kept_options
 from penstock.training.used import used_rows
 
@@ -127,7 +129,8 @@ def finished(ran: RunEnd, listener: Listener) -> Trained:
     put_whole_beside(folder / "checkpoints")
     predicted = choice.plan.predicted if choice else None
     measured = outcome.breakdown
-    expected, why = _compared(folder, outcome, choice)
+    store = read_store(job, measured, choice)
+    expected, why = _compared(folder, outcome, choice, store)
     summary: dict[str, object] = {
         **{**_losses(folder, job, outcome, choice, listener), **_noise(outcome, choice)},
         **{"steps": num_steps, "checked": checked, **audit_rows(audited, num_steps)},
@@ -139,7 +142,7 @@ def finished(ran: RunEnd, listener: Listener) -> Trained:
         "live_versions": list(outcome.live_versions),
         "breakdown": measured.to_json() if measured else None,
         "bottleneck": why.to_json() if why else None,
-        **_changes(folder, goal),
+        **{**in_summary(store), **_changes(folder, goal)},
         "sampling": _sampling(outcome),
         "checkpointing": _checkpointing(outcome),
         **({"options": options} if options else {}),
@@ -166,11 +169,12 @@ def _learn(folder: Path, outcome: "Outcome", choice: Choice) -> None:
 
 
 def _compared(
-    folder: Path, outcome: "Outcome", choice: Choice | None
+    folder: Path, outcome: "Outcome", choice: Choice | None, store: StoreUse | None
 ) -> tuple[Breakdown | None, Bottleneck | None]:
     """Return how the predicted time divides, and what bounds a step."""
     predicted, measured = choice.plan.predicted if choice else None, outcome.breakdown
     expected = _expected(folder / "predicted.trace.json", measured, predicted)
+    expected = with_wait(expected, measured, store)
     return expected, None if measured is None else bottleneck(measured, expected)
 
 
@@ -180,7 +184,7 @@ def read_back(folder: Path, outcome: "Outcome", choice: Choice) -> Trained:
     Raises:   RunError: its summary is damaged.
     """
     summary = read_json(folder / "summary.json", RunError, "summary")
-    about = summary, *_compared(folder, outcome, choice)
+    about = summary, *_compared(folder, outcome, choice, of_summary(summary))
     return _trained(folder, choice.job, outcome, choice, about)
 
 
