@@ -4536,7 +4536,7 @@ BREAKS = (
     Break(
         "one_process_without_a_reason",
         "choose/settle.py",
-        "        return 1, _told(_alone(why_alone(job, most)), listener).words\n",
+        "        return 1, _told(_alone(why_alone(job, most, found.laws)), listener).words\n",
         '        return 1, "one process, the plain loop itself"\n',
         ("tests/training/test_misfits.py",),
         "a job of one micro-batch a step is one process, and nobody is told why",

@@ -21,7 +21,7 @@ from penstock.prove.prove import prove_eager
 from penstock.runtime.eager import EagerTask, load_model, replicas_of, why_alone, work_eagerly
 from penstock.runtime.launch import run_processes, run_threads
 from penstock.runtime.run import Steps
-from penstock.state.laws.measured import measured_laws
+from penstock.state.laws.measured import BufferLaw, measured_laws
 from penstock.state.optimizer.optimizer import Optimizers
 from tests.parity import models
 from tests.parity.models import OPTIMIZERS, TOKENS, VOCABULARY, WIDTH, Trained, job_of, plain_loop
@@ -323,6 +323,12 @@ def test_ranks_share_the_micro_batches_evenly(micro_batches, most, ranks):
 )
 def test_why_one_process_trains_it_is_told(micro_batches, most, why):
     assert why in why_alone(replace(teaching(ordered=True), micro_batches=micro_batches), most)
+
+
+def test_what_one_process_is_needed_for_is_named():
+    job, laws = teaching(ordered=True), {"calls": BufferLaw(None, "it counts")}
+    words = why_alone(job, 2, laws)
+    assert words == "forward writes calls, which has to see all micro-batches in order: it counts"
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

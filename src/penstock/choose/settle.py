@@ -214,7 +214,7 @@ def proved_eager(  # noqa: PLR0913 - what there is to run, and how much is wante
         return 1, _alone(found.one_process)
     ranks = replicas_of(job, most, found.laws)
     if ranks == 1:
-        return 1, _told(_alone(why_alone(job, most)), listener).words
+        return 1, _told(_alone(why_alone(job, most, found.laws)), listener).words
     if not care.check:
         return ranks, NO_CHECK
     try:

@@ -108,8 +108,11 @@ def replicas_of(job: Job, most: int, laws: Laws | None = None) -> int:
     return 1 if any(law.coefficient is None for law in laws.values()) else count
 
 
-def why_alone(job: Job, most: int) -> str:
-    """Return why one process trains a job without a plan, of `most` that may."""
+def why_alone(job: Job, most: int, laws: Laws | None = None) -> str:
+    """Return why one process trains a job without a plan, of `most` that may.
+
+    laws:  of what forward writes, where they are known.
+    """
     count = job.micro_batches
     if most == 1:
         return "there is one rank"
@@ -117,6 +120,9 @@ def why_alone(job: Job, most: int) -> str:
         return "a step is one micro-batch, which replicas cannot share"
     if all(count % n for n in range(2, most + 1)):
         return f"{most} replicas cannot share the {count} micro-batches of a step evenly"
+    ordered = ((name, law) for name, law in (laws or {}).items() if law.coefficient is None)
+    for name, law in ordered:
+        return f"forward writes {name}, which has to see all micro-batches {law}"
     return "forward writes what has to see all micro-batches in order"
 
 
