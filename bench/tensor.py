@@ -63,6 +63,7 @@ from penstock.runtime.collects import own_capture
 from penstock.runtime.launch import join_torchrun, torchrun_store
 from penstock.runtime.rank import Rank
 from penstock.runtime.rank_terms import RankTerms
+from penstock.schedule.grid import InnerAxis
 from penstock.search.search import search
 from penstock.search.shapes import Fixed
 from penstock.simulate.of_program import simulate
@@ -154,7 +155,7 @@ class Told(NamedTuple):
 
 def ours(name: str, plan: Plan, end: Transport, losses: list[float]) -> Side:
     job = job_of(name)
-    step = divided_step(capture(job), plan.place.tensor, SILENT)
+    step = divided_step(capture(job), plan.place.axis, SILENT)
     program, stages, steps = lower_plan(plan, step.graph), stages_of(plan, step.graph), 0
 
     def report(result: StepResult) -> None:
@@ -253,7 +254,7 @@ def played(name: str, plan: Plan, ranks: int, rounds: int) -> dict[str, Told]:
 def rows(models: Sequence[str], sizes: Sequence[int], rounds: int) -> Iterator[Row]:
     for name, ranks in itertools.product(models, sizes):
         job, cluster = job_of(name), machines(None, ranks, SILENT)
-        step = divided_step(capture(job), ranks, SILENT)
+        step = divided_step(capture(job), InnerAxis(ranks), SILENT)
         profiles = (measure(step, job, beside=1),)
         asked = Fixed(ranks=ranks, tensor=ranks)
         found = search(step.graph, profiles, cluster, micro_batches=1, fixed=asked)

@@ -70,6 +70,7 @@ def test_every_field_of_a_plan_is_written(tmp_path: Path) -> None:
         REASONED.changed(split=(("head.weight", 4),)),
         REASONED.changed(joined=Fraction(1, 4)),
         REASONED.changed(tensor=2),
+        REASONED.changed(tensor=2, context=True),
         REASONED.changed(topology="tree"),
     )  # not with a wire that rounds
     plain = Plan.of(graph="", schedule="gpipe", num_ranks=1, num_micro_batches=1)

@@ -22,6 +22,7 @@ SURVIVE = (
     *("graph", "clip", "commits", "joined", "split", "compiled", "wire", "sums", "early"),
     "topology",
     "tensor",
+    "context",
     "decisions",
 )
 GIVEN = ("cuts", "cut_names", "schedule", "num_micro_batches", "num_ranks", "replicas", "shares")

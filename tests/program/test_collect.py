@@ -10,7 +10,7 @@ from penstock.program.codes import COLLECT
 from penstock.program.program import Collect, Collected, Edge, Program
 from penstock.program.reductions import Reduction
 from penstock.schedule import Action, gpipe, one_f_one_b
-from penstock.schedule.grid import Grid
+from penstock.schedule.grid import Grid, InnerAxis
 from penstock.schedule.refine import refine
 from penstock.simulate.simulate import simulate
 from tests.program.lowering import lower_schedule
@@ -21,7 +21,8 @@ EDGES = (Edge("F", 0, 1, 8, (SUM, GATHER)), Edge("B", 1, 0, 8, (SUM,)))
 
 def made(edges=EDGES, *, replicas=2, tensor=2, ranks=1, **options):
     schedule = refine((one_f_one_b if ranks > 1 else gpipe)(ranks, 2), (2,) * ranks)
-    return lower_schedule(schedule, edges=edges, replicas=replicas, tensor=tensor, **options)
+    axis = InnerAxis(tensor)
+    return lower_schedule(schedule, edges=edges, replicas=replicas, axis=axis, **options)
 
 
 def changed(program, change, *, rank=0):

@@ -117,8 +117,8 @@ class Joining(NamedTuple):
     def is_of(self, plan: Plan) -> bool:
         """Return whether a plan is one of this step."""
         graph = self.captured.graph
-        own = self.joined, graph.slices, graph.tensor
-        return own == (plan.terms.joined, plan.terms.split, plan.tensor)
+        own = self.joined, graph.slices, graph.tensor, graph.context
+        return own == (plan.terms.joined, plan.terms.split, plan.tensor, plan.place.context)
 
     def choice(self, plan: Plan) -> Choice:
         """Return a plan of this step with what it was made from."""
@@ -321,7 +321,7 @@ def for_plan(
         message = f"the plan is for {planned} micro-batches a step; the job has {job.micro_batches}"
         raise PlanError(message, hint=hint)
     try:
-        as_planned = plan.terms.joined, plan.terms.split, listener, plan.tensor
+        as_planned = plan.terms.joined, plan.terms.split, listener, plan.place.axis
         joined, captured = joined_step(job, captured, *as_planned)
     except GraphError as problem:
         joins = (
@@ -428,7 +428,7 @@ def _options(
             if count < 1:
                 yield Joining(count, job, captured, ()), pair
             continue
-        pair = as_asked(*pair, fixed.tensor, there.listener)
+        pair = as_asked(*pair, fixed.axis, there.listener)
         profiles = there.profile(pair[1], pair[0], cluster, there.listener)
         start = time.perf_counter()
         part_s = None if left_s is None else left_s / max(1, len(sizes) - at)

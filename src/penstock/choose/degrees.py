@@ -22,6 +22,7 @@ from penstock.graph.tensor.cuts import LOG_SUM_EXP, collects_in, how_of
 from penstock.graph.tensor.least import least_s
 from penstock.job import Job
 from penstock.plan.plan import Decision
+from penstock.schedule.grid import InnerAxis
 from penstock.schedule.recipe import any_schedule, has_window
 from penstock.search.candidate import Objective
 from penstock.search.shapes import Fixed
@@ -54,16 +55,35 @@ class Degree(NamedTuple):
     problem: str = ""
 
 
-def check_alone(tensor: int | None, asks: Mapping[str, object]) -> None:
-    """Raise where ops are to be divided together with what no such plan has.
+def check_alone(tensor: int | None, context: int | None, asks: Mapping[str, object]) -> None:
+    """Raise where ops or tokens are to be divided together with what no such plan has.
 
     asks:     what was requested, by name.
     Raises:   PlanError.
     """
     names = [name for name, value in asks.items() if value]
-    if (tensor or 1) > 1 and names:
-        message = f"{tensor} ranks are to divide the ops of stages, and no such plan has {names[0]}"
-        raise PlanError(message, hint=f"leave out tensor, or {', '.join(names)}")
+    degrees = {"tensor": tensor or 1, "context": context or 1}
+    if min(degrees.values()) > 1:
+        message = f"{tensor} ranks are to divide ops, and {context} tokens; no plan has both"
+        raise PlanError(message, hint="leave out tensor, or context")
+    for name, ranks in degrees.items():
+        if ranks > 1 and names:
+            what = "the ops of stages" if name == "tensor" else "the tokens of sequences"
+            message = f"{ranks} ranks are to divide {what}, and no such plan has {names[0]}"
+            raise PlanError(message, hint=f"leave out {name}, or {', '.join(names)}")
+
+
+def axis_asked(
+    tensor: int | None, context: int | None, asks: Mapping[str, object]
+) -> tuple[int | None, bool]:
+    """Return how many ranks are to divide ops, and whether tokens in place of them.
+
+    Raises:   PlanError: together with what no such plan has.
+    """
+    check_alone(tensor, context, asks)
+    if (context or 1) > 1:
+        return context, True
+    return degree_asked(tensor, asks), False
 
 
 def degree_asked(tensor: int | None, asks: Mapping[str, object]) -> int | None:
@@ -74,7 +94,7 @@ def degree_asked(tensor: int | None, asks: Mapping[str, object]) -> int | None:
     """
     from penstock.processes.started import under_torchrun
 
-    check_alone(tensor, asks)
+    check_alone(tensor, None, asks)
     return 1 if tensor is None and (any(asks.values()) or under_torchrun()) else tensor
 
 
@@ -235,21 +255,21 @@ def _is_better(found: "Option", best: "Option", objective: Objective) -> bool:
 
 
 def as_asked(
-    job: Job, captured: "Capture", tensor: int | None, listener: "Listener"
+    job: Job, captured: "Capture", axis: InnerAxis, listener: "Listener"
 ) -> "tuple[Job, Capture]":
-    """Return a job and its step, whose ops as many ranks divide as are asked for, if any are.
+    """Return a job and its step, divided by as many ranks as are asked for, if any are.
 
     Raises:   PlanError: slices of weights would not be updated as the whole ones are.
               GraphError: no op can be divided.
     """
     from penstock.state.shards import updates_by_number
 
-    if tensor in (None, 1):
+    if axis.ranks == 1:
         return job, captured
-    if not updates_by_number(job, captured.model):
+    if not axis.context and not updates_by_number(job, captured.model):
         message = "the job's optimizer is not known to update each number by itself"
         raise PlanError(message, hint="leave out tensor, or use an optimizer such as AdamW")
-    return job, divided_step(captured, tensor, listener)
+    return job, divided_step(captured, axis, listener)
 
 
 # -- in words -------------------------------------------------------------------------------------
@@ -257,6 +277,8 @@ def as_asked(
 
 def slices_in_words(graph: Graph) -> str:
     """Return what of a step is divided, what stays whole, and what that sends."""
+    if graph.context:
+        return _tokens_in_words(graph)
     parameters = [node for node in graph.nodes if node.kind == "parameter"]
     sliced = {n.name: p.key for n in parameters if (p := part_in(n.name)) and p.order is not None}
     all_bytes = sum(node.size_bytes for node in parameters)
@@ -277,6 +299,17 @@ def slices_in_words(graph: Graph) -> str:
     return "; ".join((*told, f"{len(collects)} collects of {format_bytes(moved)} a micro-batch"))
 
 
+def _tokens_in_words(graph: Graph) -> str:
+    collects, nodes = collects_in(graph.nodes), graph.nodes
+    moved = sum(nodes[nodes[at].inputs[0]].size_bytes for at in collects)
+    told = [f"each has 1 / {graph.tensor} of the tokens of a sequence, and all weights"]
+    gathers = [at for at in collects if how_of(nodes, at) == "gather"]
+    forward = sum(nodes[at].phase == "F" for at in gathers)
+    times = f"{forward} times forward, {len(gathers) - forward} times backward"
+    told += [f"what attention reads of all tokens is gathered {times}"]
+    return "; ".join((*told, f"{len(collects)} collects of {format_bytes(moved)} a micro-batch"))
+
+
 def _alike(names: Iterable[str]) -> str:
     """Return names, those once that differ in numbers only."""
     return ", ".join(dict.fromkeys(re.sub(r"\d+", "*", name) for name in names))
@@ -293,9 +326,8 @@ def decision(
     if asked is not None:
         if asked == 1:
             return ()
-        return (
-            Decision("tensor", f"{asked} ranks", "user", f"requested: {slices_in_words(graph)}"),
-        )
+        what, words = "context" if graph.context else "tensor", slices_in_words(graph)
+        return (Decision(what, f"{asked} ranks", "user", f"requested: {words}"),)
     if not rows:
         return ()
     if graph.tensor == 1:

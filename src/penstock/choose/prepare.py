@@ -14,6 +14,7 @@ from penstock.job import Job
 from penstock.listener import Listener
 from penstock.rules.rule import Rule
 from penstock.rules.ruled import slices_asked
+from penstock.schedule.grid import InnerAxis
 from penstock.taken import Taken
 
 if TYPE_CHECKING:
@@ -63,14 +64,14 @@ def joined_step(
     count: Taken,
     slices: Slices,
     listener: Listener,
-    tensor: int = 1,
+    axis: InnerAxis = InnerAxis(),  # noqa: B008 - a frozen record
 ) -> "tuple[Job, Capture]":
     """Return the job with so many micro-batches joined into one, and its step made of `captured`.
 
     captured: the step of one micro-batch; it is traced again if it has other slices.
     count:    below 1, each micro-batch is divided among so many.
     slices:   of the parameters of the joined step.
-    tensor:   ranks that divide its ops.
+    axis:     ranks that divide its ops, or its tokens.
     Raises:   GraphError: they cannot be joined or divided, or the step not be cut so.
     """
     from penstock.graph.joined.divided_batch import divided
@@ -78,10 +79,11 @@ def joined_step(
     from penstock.graph.merge import merged
     from penstock.graph.split import split
 
-    if tensor > 1 and tensor != captured.graph.tensor:
+    own = captured.graph.tensor, captured.graph.context
+    if axis.ranks > 1 and axis != own:
         job, made = joined_step(job, captured, count, slices, listener)
-        return job, divided_step(made, tensor, listener)
-    if count == 1 and tuple(slices) == captured.graph.slices and tensor == captured.graph.tensor:
+        return job, divided_step(made, axis, listener)
+    if count == 1 and tuple(slices) == captured.graph.slices and axis == own:
         return job, captured
     is_changed = captured.graph.slices or captured.graph.tensor > 1
     whole = traced(job, listener) if is_changed else captured
@@ -93,15 +95,20 @@ def joined_step(
         return merged(job, count), split(joined(whole, int(count)), dict(slices))
 
 
-def divided_step(captured: "Capture", ranks: int, listener: Listener) -> "Capture":
-    """Return the step whose ops so many ranks divide.
+def divided_step(captured: "Capture", axis: InnerAxis, listener: Listener) -> "Capture":
+    """Return the step whose ops, or tokens, so many ranks divide.
 
     Raises:   GraphError: none of them can be.
     """
+    from penstock.graph.tensor.by_tokens import by_tokens
     from penstock.graph.tensor.choose_slices import by_tensor
 
-    if ranks in (1, captured.graph.tensor):
+    ranks = axis.ranks
+    if ranks == 1 or axis == (captured.graph.tensor, captured.graph.context):
         return captured
+    if axis.context:
+        with listener.busy(f"dividing tokens among {ranks} ranks"):
+            return by_tokens(captured, ranks)
     with listener.busy(f"dividing the ops among {ranks} ranks"):
         return by_tensor(captured, ranks)
 

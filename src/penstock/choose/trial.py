@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from penstock import taken
 from penstock.choose.choose import Choice, Machines, Searched, best_like
 from penstock.errors import PlanError, RunError
+from penstock.plan.fits import divided_what
 from penstock.plan.plan import Decision, Plan
 from penstock.schedule.recipe import Recipe, name_of, units_of
 from penstock.search.shapes import Fixed
@@ -61,7 +62,7 @@ class Finalist:
         plan = self.choice.plan
         what = f"{plan.replicas} x {_whole_stages(plan)} stages by {name_of(plan.schedule)}"
         joined = f", {taken.words(plan.terms.joined)}" if plan.terms.joined != 1 else ""
-        joined += f", ops divided among {plan.tensor}" if plan.tensor > 1 else ""
+        joined += f", {divided_what(plan)} divided among {plan.tensor}" if plan.tensor > 1 else ""
         joined += f" in {plan.num_stages} units" if units_of(plan.schedule) else ""
         joined += ", compiled" if plan.terms.compiled else ""
         return f"{what}{joined}: {self.took}, {format_seconds(self.predicted_s)} predicted"

@@ -8,6 +8,7 @@ import typer
 from rich.table import Table
 
 from penstock.choose import flag_text, prepare
+from penstock.choose.degrees import axis_asked
 from penstock.cli import face
 from penstock.cli.flags import CHECK
 from penstock.cli.options import asked, taking
@@ -22,7 +23,7 @@ from penstock.program.passes.offload import Offloaded
 from penstock.rules.rewrite import rewritten
 from penstock.rules.rule import Rule, load
 from penstock.rules.ruled import ruled, slices_asked
-from penstock.schedule.grid import evenly
+from penstock.schedule.grid import InnerAxis, evenly
 from penstock.schedule.recipe import AnySchedule, built, name_of
 from penstock.schedule.schedule import Schedule
 from penstock.training import view
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 
     from penstock.prove.proof import Proof
 
-_TAKEN = *CHECK, "units", "offload", "post_validation", "rules", "sums", "topology"
-_IN_PLANS = "stages", "tensor", "offload", "post_validation", "topology"
+_TAKEN = *CHECK, "context", "units", "offload", "post_validation", "rules", "sums", "topology"
+_IN_PLANS = "stages", "tensor", "context", "offload", "post_validation", "topology"
 
 
 @taking(_TAKEN, CHECK)
@@ -86,7 +87,7 @@ class _Cuts(NamedTuple):
     offload: Offloaded = "none"
     post_validation: bool = False
     rules: tuple[Rule, ...] = ()
-    tensor: int = 1
+    axis: InnerAxis = InnerAxis()
     topology: str | None = None
 
     def sizes(self, job: Job) -> tuple[int, int]:
@@ -104,6 +105,7 @@ def _cuts(options: Options, replicas: int | None, *, recompute: bool) -> _Cuts:
     Raises:   PlanError, ScheduleError: it cannot be.
     """
     rules = options.get("rules")
+    ranks, context = axis_asked(options.get("tensor", 1), options.get("context"), {})
     return _Cuts(
         options.get("stages"),
         flag_text.schedule_asked(str(options.get("schedule", "one_f_one_b"))),
@@ -112,7 +114,7 @@ def _cuts(options: Options, replicas: int | None, *, recompute: bool) -> _Cuts:
         flag_text.offload_asked(options.get("offload")) or "none",
         options.get("post_validation", False),
         () if rules is None else load(str(rules)),
-        options.get("tensor", 1),
+        InnerAxis(ranks or 1, context),
         flag_text.topology_asked(options.get("topology")),
     )
 
@@ -148,9 +150,9 @@ def _checked(
     import torch
 
     from penstock.choose.choose import for_plan
+    from penstock.choose.prepare import divided_step
     from penstock.device import here
     from penstock.graph.split import split
-    from penstock.graph.tensor.choose_slices import by_tensor
     from penstock.graph.trace import capture
     from penstock.prove.prove import Planned, prove, steps_to_prove
     from penstock.runtime.launch import run_processes, run_threads
@@ -163,7 +165,7 @@ def _checked(
             return _untraced(given.num_stages if given else cuts.sizes(job)[0], cuts, problem)
     if given is None:
         captured = split(captured, slices_asked(cuts.rules, captured.graph))
-        captured = by_tensor(captured, cuts.tensor)
+        captured = divided_step(captured, cuts.axis, view.TERMINAL)
         chosen = by_hand(captured.graph, job, cuts)
     else:  # its micro-batches are joined here too
         chosen, (_, captured) = given, for_plan(job, given, captured, view.TERMINAL)

@@ -17,7 +17,7 @@ from penstock.choose.choose import (
     decided,
     found_in_units,
 )
-from penstock.choose.degrees import degree_asked
+from penstock.choose.degrees import axis_asked
 from penstock.choose.settle import CheckOptions
 from penstock.cli import face
 from penstock.cli.flags import PLAN
@@ -25,6 +25,7 @@ from penstock.cli.options import asked, taking
 from penstock.errors import PlanError
 from penstock.files import Json
 from penstock.graph.graph import Graph
+from penstock.plan.fits import divided_what
 from penstock.plan.plan import Plan, Prediction, repeats_all
 from penstock.rules.rule import load
 from penstock.schedule.recipe import name_of
@@ -39,7 +40,7 @@ from penstock.units import format_bytes, format_seconds
 _MOST_SHOWN = 10  # plans of the front, unless they differ by more than
 _MOST_SLACK = 10.0
 _UNDIVIDED = "units", "offload", "post_validation", "rules", "sums"
-_TAKEN = *PLAN, "tensor", *_UNDIVIDED, "topology", "check"
+_TAKEN = *PLAN, "tensor", "context", *_UNDIVIDED, "topology", "check"
 
 
 @taking(_TAKEN, PLAN)
@@ -120,6 +121,7 @@ def _fixed(options: Options, replicas: int | None) -> Fixed:
     """
     schedule, rules = options.get("schedule"), options.get("rules")
     asks = {name: options.get(name) for name in _UNDIVIDED}
+    tensor, context = axis_asked(options.get("tensor"), options.get("context"), asks)
     return Fixed(
         options.get("ranks"),
         replicas,
@@ -130,7 +132,8 @@ def _fixed(options: Options, replicas: int | None) -> Fixed:
         sums=options.get("sums"),
         topology=flag_text.topology_asked(options.get("topology")),
         rules=() if rules is None else load(str(rules)),
-        tensor=degree_asked(options.get("tensor"), asks),
+        tensor=tensor,
+        context=context,
     )
 
 
@@ -186,7 +189,7 @@ def spread(front: Sequence[Candidate]) -> tuple[list[Candidate], float]:
 def _name(plan: Plan) -> str:
     sizes = f"{plan.replicas} x {whole_stages(plan)} stages on {plan.total_ranks} ranks"
     words = [f"{name_of(plan.schedule)}: {sizes}"]
-    words += [f"ops divided among {plan.tensor}"] if plan.tensor > 1 else []
+    words += [f"{divided_what(plan)} divided among {plan.tensor}"] if plan.tensor > 1 else []
     words += [f"{plan.terms.joined} micro-batches joined"] if plan.terms.joined > 1 else []
     words += [f"micro-batches {taken.words(plan.terms.joined)}"] if plan.terms.joined < 1 else []
     rows = enumerate(plan.recompute)

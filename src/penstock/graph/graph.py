@@ -24,6 +24,7 @@ from penstock.typed import MisfitError, damage, typed
 
 NodeKind = Literal["parameter", "buffer", "input", "scale", "constant", "op"]
 Phase = Literal["F", "B"]
+COLLECT_TARGET = "penstock.collect.default"
 _MOST = 10**15  # bytes, FLOP, samples: sums of them fit 64 bits
 Effect = Literal["pure", "random", "mutates", "writes"]
 
@@ -135,9 +136,25 @@ class Graph:
     @cached_property
     def tensor(self) -> int:
         """Return among how many ranks the ops are divided (tensor/divided.py)."""
+        return max(self._weight_ranks, self._gathering)
+
+    @cached_property
+    def context(self) -> bool:
+        """Return whether those ranks divide tokens (tensor/by_tokens.py), and have all weights."""
+        return self._weight_ranks < self._gathering
+
+    @cached_property
+    def _weight_ranks(self) -> int:
         names = (node.name for node in self.nodes if node.kind == "parameter")
         parts = filter(None, map(part_in, names))
         return max((part.ranks for part in parts), default=1)
+
+    @cached_property
+    def _gathering(self) -> int:
+        """Return the number of ranks that gather something: it is along the first dim."""
+        collects = (node for node in self.nodes if node.target == COLLECT_TARGET)
+        pairs = ((node.shape, self.nodes[node.inputs[0]].shape) for node in collects)
+        return max((after[0] for after, before in pairs if len(after) > len(before)), default=1)
 
     @property
     def told(self) -> frozenset[int]:

@@ -46,6 +46,7 @@ def capture_of(graph: Graph, job: Job | None, *, values: bool = True) -> "tuple[
     """
     from penstock.graph.hollow import hollow
     from penstock.graph.split import split
+    from penstock.graph.tensor.by_tokens import by_tokens
     from penstock.graph.tensor.choose_slices import by_tensor
     from penstock.graph.trace import capture
     from penstock.graph.waiting import is_hollow
@@ -57,7 +58,8 @@ def capture_of(graph: Graph, job: Job | None, *, values: bool = True) -> "tuple[
     if job is None:
         hint = "give the job too, or the graph that `trace` returned"
         raise GraphError(f"graph {graph.digest} does not know its job", hint=hint)
-    captured = by_tensor(split(capture(job), dict(graph.slices)), graph.tensor)
+    captured = split(capture(job), dict(graph.slices))
+    captured = (by_tokens if graph.context else by_tensor)(captured, graph.tensor)
     if captured.graph.digest != graph.digest:
         message = f"the job traces to graph {captured.graph.digest}, not to {graph.digest}"
         raise GraphError(message, hint="trace this job, and plan again")

@@ -55,6 +55,7 @@ class Words(TypedDict, total=False):
     shares: Sequence[int]
     hosts: Sequence[str]
     tensor: int
+    context: bool
     split: tuple[tuple[str, int], ...]
     compiled: bool
     wire: tuple[int, int]

@@ -128,7 +128,12 @@ def _unlike_shares(plan: "Plan") -> str:
 
 
 def _with_divided(words: str) -> "Callable[[Plan], str]":
-    return lambda plan: f"ops divided among {plan.tensor} ranks, with {words}"
+    return lambda plan: f"{divided_what(plan)} divided among {plan.tensor} ranks, with {words}"
+
+
+def divided_what(plan: "Plan") -> str:
+    """Return what ranks of the tensor axis divide, in a word."""
+    return "tokens" if plan.place.context else "ops"
 
 
 def _held_with(words: str) -> "Callable[[Plan], str]":

@@ -82,7 +82,7 @@ def lower_plan(  # long: what a plan says, field by field
             plan.averages,
             plan.topology,
         ),
-        tensor=plan.tensor,
+        axis=plan.place.axis,
         far=plan.far,
     )
     if plan.shards or plan.far:  # 5 in docs/architecture.md

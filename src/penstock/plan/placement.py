@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from penstock.errors import PlanError
-from penstock.schedule.grid import Grid, misfit, misplaced, unlike, written
+from penstock.schedule.grid import Grid, InnerAxis, misfit, misplaced, unlike, written
 
 _MOST_RANKS = 50_000_000  # what arrays of a schedule can list
 
@@ -22,6 +22,7 @@ class Placement:
     hosts:              names of the cluster's hosts on which ranks are numbered, in that order;
                         or of the host of each rank; empty: as they stand in the cluster.
     tensor:             ranks that divide the ops of each stage among them (docs/tensor.md).
+    context:            whether they divide the tokens of each sequence, and have all weights.
     """
 
     num_ranks: int
@@ -31,11 +32,15 @@ class Placement:
     parts: tuple[int, ...] = ()
     hosts: tuple[str, ...] = ()
     tensor: int = 1
+    context: bool = False
 
     def __post_init__(self) -> None:
         for what in ("num_micro_batches", "num_ranks", "replicas", "tensor"):
             if getattr(self, what) < 1:
                 raise PlanError(f"{what} is {getattr(self, what)}; it must be 1 or more")
+        if self.context and self.tensor == 1:
+            hint = "give tensor= the ranks that divide them, or leave out context"
+            raise PlanError("tokens are to be divided, among 1 rank", hint=hint)
         total = self.num_ranks * self.replicas * self.tensor
         if total > _MOST_RANKS:
             message = f"{total} ranks"
@@ -47,11 +52,16 @@ class Placement:
         _check_parts(self)
 
     @property
+    def axis(self) -> InnerAxis:
+        """The ranks that divide each stage inside, and what of it."""
+        return InnerAxis(self.tensor, self.context)
+
+    @property
     def grid(self) -> Grid:
         """Whose the ranks are, and who takes which micro-batches of a step."""
         shares = self.shares or (self.num_micro_batches,) * self.replicas
         copies = shares if self.tensor == 1 else [n for n in shares for _ in range(self.tensor)]
-        return Grid(self.num_ranks, tuple(copies), self.tensor)
+        return Grid(self.num_ranks, tuple(copies), *self.axis)
 
 
 def _check_shares(place: Placement) -> None:
@@ -82,6 +92,7 @@ def placed(  # noqa: PLR0913 - the fields of a placement
     parts: Sequence[int] = (),
     hosts: Sequence[str] = (),
     tensor: int = 1,
+    context: bool = False,
 ) -> Placement:
     """Return the placement in its normal form: alike shares and equal parts are left out.
 
@@ -91,7 +102,7 @@ def placed(  # noqa: PLR0913 - the fields of a placement
     sizes = num_ranks, num_micro_batches, replicas
     is_alike = tuple(shares) == (num_micro_batches,) * len(shares) and len(shares) == replicas
     own = () if is_alike else tuple(shares)
-    place = Placement(*sizes, own, hosts=tuple(hosts), tensor=tensor)
+    place = Placement(*sizes, own, hosts=tuple(hosts), tensor=tensor, context=context)
     if not parts or misplaced(tuple(parts), place.grid):
         return replace(place, parts=tuple(parts)) if parts else place
     return replace(place, parts=place.grid.uneven(tuple(parts)))

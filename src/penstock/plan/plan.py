@@ -387,8 +387,10 @@ def check_fits(plan: Plan, graph: Graph) -> None:
 
     Raises:   PlanError: another model, batch shape or cut points.
     """
-    if plan.tensor != graph.tensor:
-        message = f"the plan divides ops among {plan.tensor} ranks, the graph {graph.tensor}"
+    if plan.place.axis != (graph.tensor, graph.context):
+        what = "tokens" if plan.place.context or graph.context else "ops"
+        own = graph.tensor if graph.tensor == 1 or graph.context == plan.place.context else 1
+        message = f"the plan divides {what} among {plan.tensor} ranks, the graph {own}"
         raise PlanError(message, hint="divide the graph as the plan says, or make a new plan")
     if plan.graph != graph.digest:
         asked, own = dict(plan.terms.split), dict(graph.slices)
@@ -507,7 +509,8 @@ def plan_by_hand(
     given, sizes = any_schedule(schedule), Words(num_ranks=len(cuts) + 1)
     if isinstance(given, Schedule):
         sizes = Words(num_ranks=given.num_ranks, num_micro_batches=given.num_micro_batches)
-    words = Words(split=graph.slices, tensor=graph.tensor) | sizes | words
+    axis = Words(tensor=graph.tensor, context=graph.context)
+    words = Words(split=graph.slices) | axis | sizes | words
     if "num_micro_batches" not in words:
         message = f"{name_of(given)} can have any number of micro-batches"
         raise PlanError(message, hint="give num_micro_batches=")

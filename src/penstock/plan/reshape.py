@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeVar
 
 from penstock.graph.graph import Graph
 from penstock.graph.stages import Recompute
+from penstock.plan.agreement import Agreement
 from penstock.plan.overlap import Prefetch, most_of
 from penstock.plan.placement import placed
 from penstock.plan.plan import Plan
@@ -81,6 +82,7 @@ def reshaped(plan: Plan, graph: Graph, counts: Counts) -> Plan:
             parts=plan.place.parts if same_ranks and is_divided else (),
             hosts=plan.place.hosts if total == plan.total_ranks else (),
             tensor=plan.tensor,
+            context=plan.place.context,
         ),
         terms=replace(plan.terms, buffers=_buffers(plan, replicas)),
         overlap=replace(
@@ -88,12 +90,7 @@ def reshaped(plan: Plan, graph: Graph, counts: Counts) -> Plan:
             prefetch=_ahead(plan, counts.stages) if fetches else 0,
             beside=plan.overlap.beside and any(word != "none" for word in offload),
         ),
-        agreement=replace(
-            plan.agreement,
-            topology=None if is_divided else plan.agreement.topology,
-            guard=_guard(plan, counts) if same_ranks else None,
-            post_validation=plan.agreement.post_validation and counts.ranks > 1,
-        ),
+        agreement=_agreed(plan, counts, same_ranks=same_ranks, is_divided=is_divided),
         decisions=plan.decisions,
     )
 
@@ -131,6 +128,16 @@ def _sharded(plan: Plan, counts: Counts, offload: Sequence[Offloaded]) -> tuple[
     return tuple(
         "shard" if word == "replicate" and away in ("weights", "all") else word
         for word, away in pairs
+    )
+
+
+def _agreed(plan: Plan, counts: Counts, *, same_ranks: bool, is_divided: bool) -> Agreement:
+    """Return how ranks agree; sums of parts go no other way than a transport's own."""
+    return replace(
+        plan.agreement,
+        topology=None if is_divided else plan.agreement.topology,
+        guard=_guard(plan, counts) if same_ranks else None,
+        post_validation=plan.agreement.post_validation and counts.ranks > 1,
     )
 
 

@@ -46,7 +46,8 @@ def in_words(plan: "Plan") -> str:
         stages, name = f"{plan.num_stages} stages", name_of(plan.schedule)
         many = f"{plan.replicas} pipelines" if plan.replicas > 1 else "pipeline"
         words = f"{many} of {stages} on {on} ({name})"
-    parts = [f"ops of each stage divided among {plan.tensor}"] if plan.tensor > 1 else []
+    what = "tokens of each sequence" if plan.place.context else "ops of each stage"
+    parts = [f"{what} divided among {plan.tensor}"] if plan.tensor > 1 else []
     parts += ["in shards"] if plan.shards else []
     parts += ["recompute"] if any(plan.recompute) else []
     parts += ["far memory"] if plan.offloads else []

@@ -36,7 +36,7 @@ from penstock.program.rules import Columns
 from penstock.program.slots import assign_slots
 from penstock.program.step_end import StepEnd
 from penstock.program.wiring import Wiring, laws, wire
-from penstock.schedule.grid import Grid
+from penstock.schedule.grid import Grid, InnerAxis
 from penstock.schedule.orders import B, F, I, U
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.verify_orders import updated_only
@@ -53,7 +53,7 @@ def lower_schedule(
     end: StepEnd = StepEnd(),  # noqa: B008 - a frozen record
     *,
     replicas: int = 1,
-    tensor: int = 1,
+    axis: InnerAxis = InnerAxis(),  # noqa: B008 - a frozen record
     far: AbstractSet[int] = frozenset(),
 ) -> Program:
     """Return the program of `replicas` copies of `schedule`, or one copy of each of several.
@@ -66,27 +66,26 @@ def lower_schedule(
 
     schedule: several must have the same sizes, except for the micro-batches of a step.
     graph:    None: a chain, F from each stage to the next and B back.
-    tensor:   so many of the copies, one after the other, divide the ops of each stage.
+    axis:     so many of the copies, one after the other, divide the ops of each stage, or tokens.
     far:      stages whose sums leave the gradients in far memory, as a sum in shards.
     Raises:   ProgramError: an invalid edge or group; sums for which the order has no place;
               schedules that cannot run side by side.
     """
     many = [schedule] * replicas if isinstance(schedule, Schedule) else list(schedule)
-    if len(many) % tensor:
-        message = f"{len(many)} replicas cannot divide the ops of stages by {tensor}"
-        raise ProgramError(message, hint=f"give a multiple of {tensor} replicas")
+    if len(many) % axis.ranks:
+        message = f"{len(many)} replicas cannot divide the ops of stages by {axis.ranks}"
+        raise ProgramError(message, hint=f"give a multiple of {axis.ranks} replicas")
     _check_wishes(many, replicas, end.post_validation)
     largest = max(many, key=lambda one: one.num_micro_batches)
     backward = bool((largest.orders.kinds != F).any())
     averages = end.averages if backward and len(many) > 1 else ""
     end = replace(end, averages=averages, post_validation=backward and end.post_validation)
     graph = graph or StageGraph(chain(largest.num_stages, backward=backward))
-    check_edges(graph.edges, largest.num_stages)
-    check_tied(graph.tied, largest.num_stages)
+    _check_graph(graph, largest.num_stages)
     lives = {id(one): _homes(one) for one in many}
-    grid = Grid(largest.num_ranks, tuple(one.num_micro_batches for one in many), tensor)
+    grid = Grid(largest.num_ranks, tuple(one.num_micro_batches for one in many), *axis)
     holders = [_on(lives[id(one)], grid.ranks_of(at)) for at, one in enumerate(many)]
-    sums = needed(holders, graph, end, sharded=far, tensor=tensor)
+    sums = needed(holders, graph, end, sharded=far, grid=grid)
     sums = sums if largest.has_updates else as_made(sums, largest.orders, grid)
     # 4 in docs/architecture.md
     wires = wire(largest.num_stages, graph.edges)
@@ -97,11 +96,16 @@ def lower_schedule(
         graph,
         end,
         *(largest.num_steps, largest.weight_rule, len(many)),
-        tensor=tensor,
+        axis=axis,
         shares=grid.shares,
         together=largest.together,
     )
     return offload_listed(program, many)
+
+
+def _check_graph(graph: StageGraph, num_stages: int) -> None:
+    check_edges(graph.edges, num_stages)
+    check_tied(graph.tied, num_stages)
 
 
 def _check_wishes(many: Sequence[Schedule], replicas: int, post_validation: bool) -> None:

@@ -58,7 +58,7 @@ def needed(  # long: its words
     *,
     sharded: AbstractSet[int] = frozenset(),
     delays: bool = False,
-    tensor: int = 1,
+    grid: Grid,
 ) -> tuple[Needed, ...]:
     """Return the reductions of every step, in the order in which a gradient needs them.
 
@@ -71,8 +71,8 @@ def needed(  # long: its words
     sharded:  stages of which each rank keeps a shard, or all of it in far memory, and which their
               sum leaves there; with any, a norm is over all replicas.
     delays:   whether sums over replicas are of the step before.
-    tensor:   replicas that divide the ops of each stage: each is summed with those that have the
-              same slices; a norm is over all of them.
+    grid:     whose ranks divide the ops of each stage: each is summed with those that have the
+              same slices of weights; a norm is over all of them.
     """
     found: list[Needed] = []
     for group in graph.tied:
@@ -80,7 +80,8 @@ def needed(  # long: its words
             ranks = _union(stages[stage] for stage in group.stages)
             found.append(Needed(Sum("tied", group.name, ranks, 0, group.size_bytes), group.stages))
     num_stages = len(holders[0])
-    groups = [holders[slice_::tensor] for slice_ in range(tensor)]
+    tensor, slices = grid.tensor, grid.slices
+    groups = [holders[slice_::slices] for slice_ in range(slices)]
     if end.averages:
         groups = [[replica] for replica in holders]
     for stage, group in product(range(num_stages), groups):
@@ -148,8 +149,12 @@ def as_made(sums: Sequence[Needed], orders: Orders, grid: Grid) -> tuple[Needed,
 
 
 def waits_for_all(word: str, grid: Grid) -> bool:
-    """Return whether a sum comes behind all actions of its ranks."""
-    return word in AT_THE_END or (word == "tied" and grid.tensor > 1)
+    """Return whether a sum comes behind all actions of its ranks.
+
+    One of ranks that divide tokens does: they collect among themselves until then, and what two
+    threads of a rank send to the same others would be mixed up.
+    """
+    return word in AT_THE_END or (word == "tied" and grid.tensor > 1) or grid.context
 
 
 def _union(many: Iterable[tuple[int, ...]]) -> tuple[int, ...]:

@@ -43,7 +43,7 @@ from penstock.program.reductions import Sum
 from penstock.program.step_end import StepEnd as StepEnd
 from penstock.program.text import from_json, to_json, to_text
 from penstock.program.verify import verify
-from penstock.schedule.grid import Grid, misfit, misplaced, unlike, written
+from penstock.schedule.grid import Grid, InnerAxis, misfit, misplaced, unlike, written
 from penstock.schedule.orders import Action, F, W
 from penstock.schedule.weight_rule import SYNCHRONOUS, WEIGHT_RULES, WeightRule
 from penstock.typed import damage
@@ -69,7 +69,7 @@ class Program:
     alike; `num_micro_batches` is then the largest.
 
     `code` may be given as tuples of instructions, one per rank; they are kept as arrays.
-    So many replicas as `tensor` says have the same micro-batches, and divide the ops of each stage.
+    So many replicas as `axis` says have the same micro-batches, and divide each stage inside.
 
     Raises:   ProgramError: a rule of verify.py is broken; the message shows where.
     """
@@ -82,7 +82,7 @@ class Program:
     num_steps: int = 1
     weight_rule: WeightRule = SYNCHRONOUS
     replicas: int = 1
-    tensor: int = 1
+    axis: InnerAxis = InnerAxis()  # noqa: RUF009 - a frozen record
     shares: tuple[int, ...] = ()  # empty: all have num_micro_batches
     together: int = 1  # micro-batches of each B, or W where I stands apart, as in a Schedule
     parts: tuple[int, ...] = ()  # by rank, of what replicas divide; empty: all as much
@@ -148,6 +148,10 @@ class Program:
         return len(self.code)
 
     @property
+    def tensor(self) -> int:
+        return self.axis.ranks
+
+    @property
     def edges(self) -> tuple[Edge, ...]:
         return self.graph.edges
 
@@ -155,7 +159,7 @@ class Program:
     def grid(self) -> Grid:
         """Whose the ranks are, and who takes which micro-batches."""
         shares = self.shares or (self.num_micro_batches,) * self.replicas
-        return Grid(self.num_ranks // self.replicas, shares, self.tensor)
+        return Grid(self.num_ranks // self.replicas, shares, *self.axis)
 
     def group_of(self, action: Action) -> range:
         """Return the micro-batches that an action of this program is of: its own, or from it on."""

@@ -28,7 +28,7 @@ from penstock.program.instructions import (
 )
 from penstock.program.reductions import AverageWeights, Reduction, Word, reduction_of
 from penstock.program.step_end import StepEnd
-from penstock.schedule.grid import written
+from penstock.schedule.grid import InnerAxis, written
 from penstock.schedule.weight_rule import WeightRule, rule_named
 from penstock.typed import typed
 
@@ -86,6 +86,7 @@ class _ProgramFile:
     commits: bool = False
     guard: Guarding | None = None
     tensor: int = 1
+    context: bool = False
     averages: str = ""
     topology: str = ""
     due: tuple[tuple[int, int], ...] = ()  # of each reduction; empty: all in each step
@@ -110,6 +111,7 @@ def to_json(program: "Program") -> str:
     fields |= {"commits": True} if end.commits else {}
     fields |= {} if end.guard is None else {"guard": end.guard}
     fields |= {"tensor": program.tensor} if program.tensor > 1 else {}
+    fields |= {"context": True} if program.axis.context else {}
     fields |= {"averages": end.averages} if end.averages else {}
     fields |= {"topology": end.topology} if end.topology else {}
     fields["reductions"] = [
@@ -162,7 +164,7 @@ def from_json(
         read.num_steps,
         rule,
         read.replicas,
-        tensor=read.tensor,
+        axis=InnerAxis(read.tensor, read.context),
         shares=read.shares,
         together=read.together,
         parts=read.parts,
@@ -190,7 +192,8 @@ def to_text(program: "Program", *, max_ranks: int = 16, max_instructions: int = 
         f", {program.num_steps} steps, {program.weight_rule.name}" if program.num_steps > 1 else ""
     )
     window += f", {program.together} together" if program.together > 1 else ""
-    window += f", tensor {program.tensor}" if program.tensor > 1 else ""
+    axis = "context" if program.axis.context else "tensor"
+    window += f", {axis} {program.tensor}" if program.tensor > 1 else ""
     window += f", averages {program.end.averages}" if program.end.averages else ""
     window += f", sums by {program.end.topology}" if program.end.topology else ""
     window += f", parts {written(program.parts)}" if program.parts else ""

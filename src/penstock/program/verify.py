@@ -73,8 +73,8 @@ def facts_of(program: "Program") -> Facts:
     holders = _with_idle(program, holders_of(places.where.reshape(shape)))
     backward = int(places.done[0]) > rules.FORWARD_ONLY
     delays = any(one.word == "delayed" for one in program.code.reductions)
-    ends, tensor = (program.graph, program.end), program.tensor
-    made = needed(holders, *ends, sharded=program.sharded, delays=delays, tensor=tensor)
+    ends, grid = (program.graph, program.end), program.grid
+    made = needed(holders, *ends, sharded=program.sharded, delays=delays, grid=grid)
     reductions = made if backward else ()
     number_of = {one.reduction: number for number, one in enumerate(reductions)}
     held, held_offsets = stages_by_rank(holders, program.num_ranks)

@@ -10,9 +10,17 @@ many numbers as the largest share; a smaller one leaves its last ones out.
 from dataclasses import dataclass
 from fractions import Fraction
 from math import gcd
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+
+class InnerAxis(NamedTuple):
+    """Ranks that divide a step inside: its ops, or with `context` the tokens of its sequences."""
+
+    ranks: int = 1
+    context: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +29,13 @@ class Grid:
 
     tensor:  so many replicas, one after the other, take the same micro-batches, and divide the ops
              of each stage among them.
+    context: those have some tokens each, and all weights: gradients are summed over them, too.
     """
 
     num_ranks: int
     shares: tuple[int, ...]
     tensor: int = 1
+    context: bool = False
 
     @property
     def replicas(self) -> int:
@@ -40,6 +50,11 @@ class Grid:
     def step_micro_batches(self) -> int:
         """The micro-batches of a step, over all replicas."""
         return sum(self.shares) // self.tensor
+
+    @property
+    def slices(self) -> int:
+        """The slices of weights that there are: of those that divide tokens each has all."""
+        return 1 if self.context else self.tensor
 
     def slice_of(self, rank: int) -> int:
         """Return the number of a rank among those that divide the ops of its stages."""
@@ -59,8 +74,8 @@ class Grid:
         return range(replica * self.num_ranks, (replica + 1) * self.num_ranks)
 
     def column_of(self, rank: int) -> range:
-        """Return the ranks that have the place of `rank`, and the same slices of its stages."""
-        apart = self.num_ranks * self.tensor
+        """Return the ranks that have the place of `rank`, and the same weights of its stages."""
+        apart = self.num_ranks * self.slices
         return range(rank % apart, self.replicas * self.num_ranks, apart)
 
     def places(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -83,7 +98,7 @@ class Grid:
     def part_of(self, rank: int, parts: tuple[int, ...]) -> Fraction:
         """Return the share of its column's stages that a rank keeps."""
         if not parts:
-            return Fraction(self.tensor, self.replicas)
+            return Fraction(self.slices, self.replicas)
         return Fraction(parts[rank], sum(parts[other] for other in self.column_of(rank)))
 
     def in_step(self, replica: int, number: int) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from penstock.program.passes.offload import Offloaded
 from penstock.rules.rule import Rule
 from penstock.schedule import SCHEDULES
 from penstock.schedule.dapple import dapple, turns_of
-from penstock.schedule.grid import evenly, unlike
+from penstock.schedule.grid import InnerAxis, evenly, unlike
 from penstock.schedule.layer_pipe import layer_pipe
 from penstock.schedule.recipe import (
     AnySchedule,
@@ -65,6 +65,7 @@ class Fixed:
     state_stays: whether the optimizer's state cannot be in far memory, or in parts.
     tensor:    ranks that divide the ops of each stage: 1, or what the traced step is rewritten for;
                None: also steps that are rewritten for several, where that may pay.
+    context:   whether those divide the tokens of each sequence, and have all weights.
     whole:     whether replicas divide their state only where memory is short: for runs that go on
                when ranks are lost, and then have all that is needed.
     """
@@ -87,6 +88,12 @@ class Fixed:
     state_stays: bool = False
     whole: bool = False
     tensor: int | None = 1
+    context: bool = False
+
+    @property
+    def axis(self) -> InnerAxis:
+        """The ranks that are to divide each stage inside, if any are."""
+        return InnerAxis(self.tensor or 1, self.context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +315,8 @@ def _asked(fixed: Fixed) -> str:
     asked = {n: getattr(fixed, n) for n in names if getattr(fixed, n) is not None}
     if fixed.tensor == 1:
         del asked["tensor"]
+    if fixed.context:
+        asked["context"] = asked.pop("tensor")
     if fixed.schedule is not None:
         asked["schedule"] = words_of(any_schedule(fixed.schedule))
     words = [f"{name} {value}" for name, value in asked.items()]

@@ -96,6 +96,9 @@ class Options(TypedDict, total=False):
             "plan", "Ranks that divide the ops of each stage; default: the best.", int, least=1
         ),
     ]
+    context: Annotated[
+        int, Spelling("plan", "Ranks that divide the tokens of each sequence.", int, least=1)
+    ]
     units: Annotated[
         "Units | None",
         Spelling("plan", "One unit for each block, or N for each stage.", metavar="block|N"),

@@ -97,6 +97,7 @@ def kept_choice(terms: ChoiceTerms, captured: "Capture") -> Chosen | None:
     plan = usable(on_hosts_of(Plan.load(path), terms.there.cluster))
     is_other = asked.ranks not in (None, plan.total_ranks)
     is_other = is_other or asked.tensor not in (None, plan.tensor)
+    is_other = is_other or (asked.tensor is not None and asked.context != plan.place.context)
     is_other = is_other or asked.topology not in (None, FASTEST, plan.agreement.topology)
     if is_other or any(each.what == "replanned" for each in plan.decisions):
         return None

@@ -14,7 +14,7 @@ import torch
 from penstock import _compat
 from penstock.choose import flag_text
 from penstock.choose.choose import Machines
-from penstock.choose.degrees import check_alone, degree_asked
+from penstock.choose.degrees import axis_asked, check_alone
 from penstock.choose.loading import JobTerms, loaded
 from penstock.choose.prepare import started_on
 from penstock.choose.run_windows import (
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 _IN_PLANS = (
     *("ranks", "stages", "schedule", "offload", "post_validation", "memory", "tensor"),
-    "topology",
+    *("context", "topology"),
 )
 _UNDIVIDED = (
     "units",
@@ -249,6 +249,7 @@ def _fixed(options: Options, job: Job, rules: Sequence[Rule], follows: int | Non
     asked = flag_text.schedule_asked(schedule) if isinstance(schedule, str) else schedule
     is_validated, is_elastic = options.get("post_validation", False), options.get("elastic", False)
     flag_text.check_fits(asked, job, post_validation=is_validated)
+    tensor, context = axis_asked(*_degrees(options), _asks(options, (*_UNDIVIDED, "policy")))
     is_placed = options.get("plan") is not None or options.get("cluster") is not None
     return Fixed(
         ranks=ranks if follows is None or is_placed else ranks or follows,
@@ -261,8 +262,13 @@ def _fixed(options: Options, job: Job, rules: Sequence[Rule], follows: int | Non
         topology=flag_text.topology_asked(options.get("topology")),
         rules=tuple(rules),
         whole=is_elastic,
-        tensor=degree_asked(options.get("tensor"), _asks(options, (*_UNDIVIDED, "policy"))),
+        tensor=tensor,
+        context=context,
     )
+
+
+def _degrees(options: Options) -> tuple[int | None, int | None]:
+    return options.get("tensor"), options.get("context")
 
 
 def _care(options: Options) -> CheckOptions:
@@ -281,7 +287,7 @@ def _check_together(options: Options) -> None:
 
     Raises:   PlanError.  RunError: what is said of notices names no place for them.
     """
-    check_alone(options.get("tensor"), _asks(options, _UNDIVIDED))
+    check_alone(*_degrees(options), _asks(options, _UNDIVIDED))
     _check_elastic(options)
     if options.get("eager") and any(options.get(name) for name in _OF_PLANS):
         hint = f"leave out {', '.join(_OF_PLANS)}"
@@ -293,7 +299,7 @@ def _check_together(options: Options) -> None:
 def _asks(options: Options, names: Sequence[str]) -> dict[str, bool]:
     """Return by name whether each of these options asks for something."""
     values = {name: options.get(name) for name in names}
-    values["tensor"] = (options.get("tensor") or 1) > 1  # one rank divides nothing
+    values |= {name: (options.get(name) or 1) > 1 for name in ("tensor", "context")}  # of 1, none
     values["until_loss"] = options.get("until_loss") is not None  # 0 is a loss
     return {name: bool(values[name]) for name in names}
 

@@ -17,6 +17,7 @@ from penstock.graph import by_rows
 from penstock.graph.functional import custom
 
 TAKE = "take"  # the note of an op that takes a rank's part: how many places of its dim
+WHOSE = "whose"  # the note of an op whose last argument is the rank's number
 
 _LIBRARY: Any = by_rows.LIBRARY
 _LIBRARY.define("collect(Tensor value, str how, int ranks) -> Tensor")
@@ -38,6 +39,8 @@ COLLECT: Any = torch.ops.penstock.collect.default
 def rank_args(node: fx.Node, rank: int) -> tuple[Any, ...]:
     """Return the arguments of an op on the rank with this number."""
     size = custom(node).get(TAKE)
+    if custom(node).get(WHOSE):
+        return *node.args[:-1], rank
     if size is None:
         return node.args
     value, dim, *_ = node.args

@@ -7,11 +7,10 @@ backward one belongs to the op before the first whose gradients it reads, and a 
 from collections.abc import Sequence
 from typing import Literal
 
-from penstock.graph.graph import Graph, Node
+from penstock.graph.graph import COLLECT_TARGET, Graph, Node
 from penstock.graph.stages import StageEdge
 
 CollectHow = Literal["sum", "gather", "scatter"]
-COLLECT_TARGET = "penstock.collect.default"
 LOG_SUM_EXP = "penstock.log_sum_exp.default"  # of logits of which each rank has some
 
 

@@ -29,29 +29,36 @@ from penstock.graph.functional import custom, mutates, results_of
 from penstock.graph.graph import Graph, Node, with_cut_points
 from penstock.graph.parts import part_key
 from penstock.graph.rows import Placeholder, rows_of
-from penstock.graph.tensor.collect_op import COLLECT, TAKE
+from penstock.graph.tensor.collect_op import COLLECT, TAKE, WHOSE
 from penstock.graph.tensor.cuts import collects_in, needed_cuts, places_of
 from penstock.graph.tensor.placed import Held, Layout
 from penstock.graph.tensor.slicing_rules import local_args
+from penstock.graph.tensor.token_attention import RANKED
 from penstock.graph.tensor.value_placement import PARTIAL, WHOLE, Placement, Slices, State, local
 from penstock.graph.trace import Capture
 
 aten = torch.ops.aten
 
 
-def divided(capture: Capture, layout: Layout, held: Held, ranks: int) -> Capture:
+def divided(
+    capture: Capture, layout: Layout, held: Held, ranks: int, *, sums_due: bool = False
+) -> Capture:
     """Return the step of rank 0 of `ranks`, laid out so.
 
     held:     parameters of which each rank has a slice.
+    sums_due: whether ranks make summands of gradients, which are summed at the end of the step.
     Raises:   GraphError: a collect would have no stage before it.
     """
     mode = _compat.mode_of(node.meta.get("val") for node in capture.fx_nodes)
     with _compat.shapes_in(mode), torch.no_grad():
-        return _RankStep(capture, layout, held, ranks).capture()
+        return _RankStep(capture, layout, held, ranks, sums_due=sums_due).capture()
 
 
 class _RankStep:
-    def __init__(self, capture: Capture, layout: Layout, held: Held, ranks: int) -> None:
+    def __init__(
+        self, capture: Capture, layout: Layout, held: Held, ranks: int, *, sums_due: bool
+    ) -> None:
+        self.sums_due = sums_due
         self.old, self.layout, self.held, self.ranks = capture, layout, held, ranks
         self.rows = dict(zip(capture.fx_nodes, capture.graph.nodes, strict=True))
         self.graph = fx.Graph()
@@ -72,12 +79,19 @@ class _RankStep:
         names = list(old.gradients)
         gradients: dict[str, fx.Node | None] = {}
         for name, node in zip(names, others, strict=False):
-            place = self.held.get(name, WHOLE)
-            gradients[self._key(name)] = None if node is None else self._there(node, place, node)
+            gradients[self._key(name)] = None if node is None else self._gradient(name, node)
         figures = [self._there(node, WHOLE, node) for node in others[len(names) :]]
         results = [self._there(loss, WHOLE, loss), *gradients.values(), *figures]
         self.graph.output(results)
         return self._captured(results[0], gradients, figures)
+
+    def _gradient(self, name: str, node: fx.Node) -> fx.Node:
+        """Return a gradient as the rank gives it: its slice, or what it adds to the sum."""
+        if not self.sums_due:
+            return self._there(node, self.held.get(name, WHOLE), node)
+        if self.states[node] == PARTIAL:
+            return self.made[node, PARTIAL]
+        return self.op_at(node, aten.div.Tensor, self._there(node, WHOLE, node), self.ranks)
 
     # -- ops --------------------------------------------------------------------------------------
 
@@ -159,13 +173,15 @@ class _RankStep:
             given = map_arg((args, kwargs), lambda each: each.meta["val"])
         value = target(*given[0], **given[1])
         made = self.graph.create_node("call_function", target, args, kwargs)
+        if target in RANKED:
+            notes[WHOSE] = True
         made.meta["val"], made.meta["custom"] = value, notes
         return made
 
     def _as_view(self, node: fx.Node, given: Any, args: Any) -> tuple[Any, Any]:
         """Return the arguments of a view, of a copy where strides do not allow it."""
-        try:
-            aten.view.default(*given)
+        try:  # dims of 1 aside: torch lets fake tensors be viewed past them that real ones cannot
+            aten.view.default(given[0].squeeze(), *given[1:])
         except (RuntimeError, ValueError):
             layout = torch.contiguous_format
             copy = self.op_at(node, aten.clone.default, args[0], memory_format=layout)
@@ -189,7 +205,7 @@ class _RankStep:
             else:
                 assert isinstance(place, Slices), "no value becomes a summand"
                 whole = self._there(node, WHOLE, reader)
-                self.made[node, place] = self._taken(whole, place, reader)
+                self.made[node, place] = self.part_at(whole, place, reader)
         return self.made[node, place]
 
     def _whole(self, node: fx.Node, state: Placement, reader: fx.Node) -> fx.Node:
@@ -207,12 +223,20 @@ class _RankStep:
             apart = [self.ranks, outer, prod(shape) // (self.ranks * outer)]
             every = self.op_at(reader, aten.view.default, every, apart)
             every = self.op_at(reader, aten.transpose.int, every, 0, 1)
+            every = self._folded(reader, every) if state.folded else every
         return self.op_at(reader, aten.view.default, every, shape)
 
-    def _taken(self, whole: fx.Node, place: Slices, reader: fx.Node) -> fx.Node:
+    def part_at(self, whole: fx.Node, place: Slices, reader: fx.Node) -> fx.Node:
         """Return the part of a whole value that is this rank's."""
         shape, dim, pieces = list(whole.meta["val"].shape), place.dim, place.pieces
         size = shape[dim] // (pieces * self.ranks)
+        if place.folded:
+            outer = prod(shape[:dim]) * pieces
+            apart = [outer, self.ranks, prod(shape) // (self.ranks * outer)]
+            runs = self._folded(reader, self.op_at(reader, aten.view.default, whole, apart))
+            own = self.cut_at(reader, runs, 1, 1)
+            part = list(local(place, tuple(shape), self.ranks))
+            return self.op_at(reader, aten.view.default, own, part)
         if pieces == 1:
             return self.cut_at(reader, whole, dim, size)
         apart = [*shape[:dim], pieces, shape[dim] // pieces, *shape[dim + 1 :]]
@@ -221,6 +245,15 @@ class _RankStep:
         return self.op_at(
             reader, aten.view.default, own, list(local(place, tuple(shape), self.ranks))
         )
+
+    def _folded(self, reader: fx.Node, runs: fx.Node) -> fx.Node:
+        """Return runs, [outer, ranks, inner], the ranks of every second one in reverse order."""
+        outer, ranks, inner = runs.meta["val"].shape
+        pairs = self.op_at(reader, aten.reshape.default, runs, [outer // 2, 2, ranks, inner])
+        first, second = (self.op_at(reader, aten.select.int, pairs, 1, at) for at in (0, 1))
+        turned = self.op_at(reader, aten.flip.default, second, [1])
+        both = self.op_at(reader, aten.stack.default, [first, turned], 1)
+        return self.op_at(reader, aten.view.default, both, [outer, ranks, inner])
 
     def cut_at(self, reader: fx.Node, whole: fx.Node, dim: int, size: int) -> fx.Node:
         made = self.op_at(reader, aten.slice.Tensor, whole, dim, 0, size)
@@ -233,6 +266,7 @@ class _RankStep:
         outer = prod(shape[: place.dim]) * place.pieces
         apart = [outer, self.ranks, prod(shape) // (self.ranks * outer)]
         parts = self.op_at(reader, aten.view.default, own, apart)
+        parts = self._folded(reader, parts) if place.folded else parts
         parts = self.op_at(reader, aten.transpose.int, parts, 0, 1)
         if outer > 1:
             layout = torch.contiguous_format
@@ -291,6 +325,7 @@ class _InPlace:
 
     def __init__(self, step: _RankStep, node: fx.Node) -> None:
         self.step, self.node, self.ranks = step, node, step.ranks
+        self.rank = 0
 
     def new(self, target: Any, *args: Any, **kwargs: Any) -> Any:
         return self.step.op_at(self.node, target, *args, **kwargs)
@@ -300,6 +335,9 @@ class _InPlace:
 
     def scattered(self, value: fx.Node, place: Slices) -> Any:
         return self.step.scatter_at(self.node, value, place)
+
+    def part(self, value: fx.Node, place: Slices) -> Any:
+        return self.step.part_at(value, place, self.node)
 
 
 def _tensors_of(node: fx.Node) -> list[Any]:

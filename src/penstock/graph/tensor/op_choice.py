@@ -25,8 +25,17 @@ class OpWriter(Protocol):
         """Return a rank's slice of the sum of what ranks have as summands."""
         ...
 
+    def part(self, value: fx.Node, place: Slices) -> Any:
+        """Return a rank's part of a whole value, of which it has such slices."""
+        ...
+
     @property
     def ranks(self) -> int: ...
+
+    @property
+    def rank(self) -> int:
+        """The number of the rank that computes it: the last argument of an op that has it."""
+        ...
 
 
 Build = Callable[[OpWriter, Mapping[fx.Node, fx.Node]], tuple[Any, ...]]

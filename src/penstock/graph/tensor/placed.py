@@ -16,6 +16,7 @@ from penstock.graph.dims import shape_of
 from penstock.graph.graph import Phase
 from penstock.graph.tensor.op_choice import OpChoice
 from penstock.graph.tensor.slicing_rules import RESHAPED, choices, count_of, work_of
+from penstock.graph.tensor.token_slices import input_place, token_choices
 from penstock.graph.tensor.value_placement import (
     PARTIAL,
     WHOLE,
@@ -78,12 +79,20 @@ class Placing:
 
     results:  nodes that must be whole at the end: the loss, the figures.
     spread:   sums that are due become slices, of tokens, where that is cheaper for their reader.
+    tokens:   each rank has some tokens of every sequence, and all weights (token_slices.py).
     """
 
     def __init__(
-        self, capture: Capture, ranks: int, prices: RankSpeed, *, spread: bool = False
+        self,
+        capture: Capture,
+        ranks: int,
+        prices: RankSpeed,
+        *,
+        spread: bool = False,
+        tokens: bool = False,
     ) -> None:
-        self.capture, self.ranks, self.prices, self.spread = capture, ranks, prices, spread
+        self.capture, self.ranks, self.prices = capture, ranks, prices
+        self.spread, self.tokens = spread or tokens, tokens
         graph, nodes = capture.graph, capture.fx_nodes
         self.rows = dict(zip(nodes, graph.nodes, strict=True))
         self.free = dict(zip(nodes, graph.free, strict=True))
@@ -129,7 +138,7 @@ class Placing:
             if row.kind == "parameter":
                 made.states[node] = held.get(row.name, WHOLE)
             elif row.kind != "op":
-                made.states[node] = WHOLE
+                made.states[node] = self._begin(node)
             elif node.target is operator.getitem:
                 self._item(made, node)
             else:
@@ -137,8 +146,10 @@ class Placing:
                 for source, place in choice.wants.items():
                     self._change(made, there, source, place)
                 made.choices[node], made.states[node] = choice, choice.out
-        ends = [(node, WHOLE) for node in self.results]
-        ends += [(node, held.get(name, WHOLE)) for name, node in self.gradients.items()]
+        ends: list[tuple[fx.Node, Placement]] = [(node, WHOLE) for node in self.results]
+        for name, node in self.gradients.items():
+            if not (self.tokens and made.states[node] == PARTIAL):
+                ends.append((node, held.get(name, WHOLE)))
         for node, place in ends:
             if (node, place) not in there:
                 phase = self.rows[node].phase
@@ -154,13 +165,21 @@ class Placing:
     def _cheapest(self, made: Layout, there: There, node: fx.Node) -> OpChoice:
         whole = OpChoice(dict.fromkeys(node.all_input_nodes, WHOLE), self._whole_state(node))
         best, least = whole, self._cost(made, there, node, whole)
-        for choice in choices(node, made.states, self.ranks):
-            if choice.spreads and not self.spread:
-                continue
+        for choice in self._choices(made, node):
             if (cost := self._cost(made, there, node, choice)) < least:
                 best, least = choice, cost
         made.seconds += least
         return best
+
+    def _choices(self, made: Layout, node: fx.Node) -> list[OpChoice]:
+        every = choices(node, made.states, self.ranks)
+        if self.tokens:
+            every += token_choices(node, made.states, self.ranks)
+        return [each for each in every if not each.spreads or (self.spread and not self.tokens)]
+
+    def _begin(self, node: fx.Node) -> Placement:
+        is_input = self.tokens and self.rows[node].kind == "input"
+        return input_place(node, self.ranks) if is_input else WHOLE
 
     def _whole_state(self, node: fx.Node) -> State:
         count = count_of(node)

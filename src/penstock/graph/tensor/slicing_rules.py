@@ -5,6 +5,7 @@ inputs whole, and make a whole value on every rank.  What has no rule here does 
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -81,7 +82,7 @@ def _elementwise(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice
         if isinstance(place, Slices):
             dim = place.dim + len(shape) - len(shape_of(source))
             if dim >= 0 and shape[dim] == shape_of(source)[place.dim]:
-                outs[Slices(dim, place.pieces)] = None
+                outs[place.along(dim)] = None
     for out in outs:
         yield OpChoice({s: _part_of(s, out, shape) for s in node.all_input_nodes}, out)
     yield from _linear(node, states)
@@ -105,7 +106,7 @@ def _part_of(source: fx.Node, out: Slices, shape: tuple[int, ...]) -> Placement:
     """Return the part of an operand, which is broadcast, that a slice of the result needs."""
     own = shape_of(source)
     dim = out.dim - (len(shape) - len(own))
-    return Slices(dim, out.pieces) if dim >= 0 and own[dim] == shape[out.dim] else WHOLE
+    return out.along(dim) if dim >= 0 and own[dim] == shape[out.dim] else WHOLE
 
 
 def _linear(node: fx.Node, states: States) -> Iterator[OpChoice]:
@@ -140,7 +141,7 @@ def _viewed(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
         out = reshaped(place, old, new, ranks)
     else:
         dim = view_dim(node, old, place.dim, new)
-        out = None if dim is None else Slices(dim, place.pieces)
+        out = None if dim is None else place.along(dim)
     if out is not None:
         yield OpChoice({source: place}, out)
 
@@ -164,7 +165,7 @@ def _squeezed(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
         over = dims_of(node, len(old)) if len(given(node)) > 1 else range(len(old))
         gone = [d for d in over if old[d] == 1]
         dim = place.dim - sum(d < place.dim for d in gone)
-        yield OpChoice({source: place}, Slices(dim, place.pieces))
+        yield OpChoice({source: place}, place.along(dim))
 
 
 def _selected(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
@@ -179,7 +180,7 @@ def _selected(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
         (over,) = dims_of(node, rank) if len(given(node)) > 1 else [0]
         if over == place.dim:
             return
-        out = Slices(place.dim - (over < place.dim), place.pieces)
+        out = place.along(place.dim - (over < place.dim))
     yield OpChoice({source: place}, (out,) * count if count else out)
 
 
@@ -192,7 +193,7 @@ def _put_back(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
         yield OpChoice({source: PARTIAL}, PARTIAL)
     if isinstance(place, Slices):
         dim = place.dim + (at % len(new) <= place.dim)
-        yield OpChoice({source: place}, Slices(dim, place.pieces))
+        yield OpChoice({source: place}, place.along(dim))
 
 
 def _split(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
@@ -208,9 +209,9 @@ def _split(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
         if at % rank == place.dim:
             sizes = {value.shape[place.dim] for value in values}
             runs, rest = divmod(place.pieces, len(values))
-            if len(sizes) > 1 or rest:
+            if len(sizes) > 1 or rest or (place.folded and runs % 2):
                 return
-            out = (Slices(place.dim, runs),) * len(values)
+            out = (replace(place, pieces=runs),) * len(values)
     yield OpChoice({source: place}, out)
 
 
@@ -230,11 +231,11 @@ def _beside(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
         dim = place.dim + (stacks and at % rank <= place.dim)
         if stacks or at % rank != place.dim:
             wants = dict.fromkeys(node.all_input_nodes, place)
-            yield OpChoice(wants, Slices(dim, place.pieces))
+            yield OpChoice(wants, place.along(dim))
         elif len({shape_of(s)[dim] for s in node.all_input_nodes}) == 1:
             values: Any = given(node)[0]
             wants = dict.fromkeys(node.all_input_nodes, place)
-            yield OpChoice(wants, Slices(dim, place.pieces * len(values)))
+            yield OpChoice(wants, replace(place, pieces=place.pieces * len(values)))
 
 
 # -- along other dims -----------------------------------------------------------------------------
@@ -271,7 +272,7 @@ def _summed(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
             yield OpChoice({source: place}, PARTIAL)
         else:
             dim = place.dim if keeps else place.dim - sum(d < place.dim for d in over)
-            yield OpChoice({source: place}, Slices(dim, place.pieces))
+            yield OpChoice({source: place}, place.along(dim))
 
 
 def _reduced(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
@@ -285,7 +286,7 @@ def _reduced(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
         return
     keeps = bool(argument(node, "keepdim"))
     dim = place.dim if keeps else place.dim - sum(d < place.dim for d in over)
-    out, count = Slices(dim, place.pieces), count_of(node)
+    out, count = place.along(dim), count_of(node)
     yield OpChoice({source: place}, (out,) * count if count else out)
 
 
@@ -325,12 +326,12 @@ def _product(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
     if isinstance(one, Slices) and one.dim == 0:
         yield OpChoice(wants(one, WHOLE, one if own == 2 else WHOLE), one)
     if isinstance(other, Slices) and other.dim == 1:
-        yield OpChoice(wants(WHOLE, other, Slices(own - 1, other.pieces)), other)
+        yield OpChoice(wants(WHOLE, other, other.along(own - 1)), other)
     inner = (one,) if isinstance(one, Slices) and one.dim == 1 else ()
     if isinstance(other, Slices) and other.dim == 0:
-        inner = (*inner, Slices(1, other.pieces))
+        inner = (*inner, other.along(1))
     for place in dict.fromkeys(inner):
-        made = wants(place, Slices(0, place.pieces), WHOLE)
+        made = wants(place, place.along(0), WHOLE)
         scaled = bool(node.kwargs)
         if not (bias and (scaled or not own)):
             yield _bias_last(node, extra, made) if bias else OpChoice(made, PARTIAL)
@@ -387,9 +388,9 @@ def _products(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
     if isinstance(other, Slices) and other.dim == 2:
         pairs.append((WHOLE, other, other))
     if isinstance(one, Slices) and one.dim == 2:
-        pairs.append((one, Slices(1, one.pieces), PARTIAL))
+        pairs.append((one, one.along(1), PARTIAL))
     elif isinstance(other, Slices) and other.dim == 1:
-        pairs.append((Slices(2, other.pieces), other, PARTIAL))
+        pairs.append((other.along(2), other, PARTIAL))
     for a, b, out in dict.fromkeys(pairs):
         if left is not right or a == b:
             yield OpChoice({left: a, right: b}, out)
@@ -400,7 +401,7 @@ def _embedded(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
     place, rank = single(states, weight), len(shape_of(node))
     yield from class_slices.embedding(node, states, ranks)
     if isinstance(place, Slices) and place.dim == 1:
-        yield OpChoice({weight: place, index: WHOLE}, Slices(rank - 1, place.pieces))
+        yield OpChoice({weight: place, index: WHOLE}, place.along(rank - 1))
     at = single(states, index)
     if isinstance(at, Slices):
         yield OpChoice({weight: WHOLE, index: at}, at)
@@ -413,7 +414,7 @@ def _embedded_backward(node: fx.Node, states: States, ranks: int) -> Iterator[Op
     if not isinstance(place, Slices) or (len(given(node)) > 4 and given(node)[4]):
         return
     if place.dim == rank - 1:
-        yield OpChoice({gradient: place, index: WHOLE}, Slices(1, place.pieces))
+        yield OpChoice({gradient: place, index: WHOLE}, place.along(1))
     else:
         yield OpChoice({gradient: place, index: place}, PARTIAL)
 
@@ -428,8 +429,8 @@ def _convolution(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice
     if transposed or groups != 1:
         return
     if isinstance(other, Slices) and other.dim == 0:
-        column = dict.fromkeys(own, Slices(0, other.pieces))
-        yield OpChoice({x: WHOLE, weight: other, **column}, Slices(1, other.pieces))
+        column = dict.fromkeys(own, other.along(0))
+        yield OpChoice({x: WHOLE, weight: other, **column}, other.along(1))
     for place in dict.fromkeys((one, other)):
         if isinstance(place, Slices) and place.dim == 1:
             wants = {x: place, weight: place, **own}
@@ -447,7 +448,7 @@ def _convolution_backward(node: fx.Node, states: States, ranks: int) -> Iterator
     if transposed or groups != 1:
         return
     if isinstance(other, Slices) and other.dim == 0:
-        wants = {gradient: Slices(1, other.pieces), x: WHOLE, weight: other}
+        wants = {gradient: other.along(1), x: WHOLE, weight: other}
         yield OpChoice(wants, (PARTIAL, other, other))
     if isinstance(other, Slices) and other.dim == 1:
         yield OpChoice({gradient: WHOLE, x: other, weight: other}, (other, other, WHOLE))
@@ -504,7 +505,7 @@ def _of_mask(mask: Any, place: Slices) -> dict[fx.Node, Placement]:
         return {}
     shape = shape_of(mask)
     dim = place.dim - (4 - len(shape))
-    return {mask: Slices(dim, place.pieces) if dim >= 0 and shape[dim] > 1 else WHOLE}
+    return {mask: place.along(dim) if dim >= 0 and shape[dim] > 1 else WHOLE}
 
 
 RESHAPED = (

@@ -1,6 +1,6 @@
 """Placement: what of a value each rank of the tensor axis has."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 
@@ -17,14 +17,22 @@ class Slices:
     """Each rank has a part of dim `dim`: of each of its `pieces` equal runs, one slice a rank.
 
     With 2 ranks, dim of 6: pieces 1 gives rank 0 the places 0 1 2, pieces 3 the places 0 2 4.
+
+    folded:  of every second run ranks take the slices in reverse order; there are as many others.
+             With 2 ranks, dim of 8, pieces 2: rank 0 has the places 0 1 6 7, rank 1 2 3 4 5.
     """
 
     dim: int
     pieces: int = 1
+    folded: bool = False
 
     def __str__(self) -> str:
         runs = f" in each of {self.pieces} runs" if self.pieces > 1 else ""
-        return f"sliced along dim {self.dim}{runs}"
+        return f"sliced along dim {self.dim}{runs}{', folded' if self.folded else ''}"
+
+    def along(self, dim: int) -> "Slices":
+        """Return these slices of another dim."""
+        return replace(self, dim=dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +52,8 @@ def fits(place: Placement, shape: tuple[int, ...], ranks: int) -> bool:
     """Return whether a value of this shape can be placed so, with alike slices."""
     if not isinstance(place, Slices):
         return True
+    if place.folded and place.pieces % 2:
+        return False
     return place.dim < len(shape) and shape[place.dim] % (place.pieces * ranks) == 0
 
 
@@ -70,7 +80,7 @@ def reshaped(
             own = old[place.dim] // (place.pieces * ranks)
             for more in old[place.dim + 1 :]:
                 own *= more
-            if own == inner:
-                return Slices(dim, pieces)
+            if own == inner and not (place.folded and pieces % 2):
+                return Slices(dim, pieces, place.folded)
         before *= size
     return None
