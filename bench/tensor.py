@@ -1,6 +1,6 @@
 """Tensor parallelism beside parallelize_module: ops divided among ranks, by turns.
 
-    python -m bench.tensor [--json] [--model NAME] [--ranks N] [--rounds N]
+    python -m bench.tensor [--json] [--model NAME] [--ranks N] [--rounds N] [--way WAY]
 
 One micro-batch a step, AdamW, ranks that torchrun starts on this host; both sides train the same
 samples from the same weights.  Ours goes through shared memory, the peer through gloo.
@@ -8,6 +8,10 @@ samples from the same weights.  Ours goes through shared memory, the peer throug
 gpt    8 blocks of width 256, two windows of 128 tokens; query, key and value apart, as the peer
        wants them
 vgg    six convolutions and two wide layers behind them, 16 pictures of 32 x 32
+
+--way context: ranks divide the tokens of each sequence; the peer is the plain loop, whole on each
+rank at the same time.
+gpt-N  the same blocks, one window of N tokens
 
 way         ours: the placements that `tensor` chooses; the peer: by hand, columns then rows,
             convolutions, embedding and head whole
@@ -29,6 +33,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,7 +52,7 @@ from torch.nn import functional as F
 from bench.beside import Side, adamw, peak_of, ratio_of
 from bench.beside import Told as Turns
 from bench.machine import machine
-from bench.models import GPT, Enter, Leave
+from bench.models import GPT, Enter, Leave, Size
 from bench.models import loss as loss_of_gpt
 from penstock.choose.degrees import slices_in_words
 from penstock.choose.prepare import divided_step, machines
@@ -71,6 +77,7 @@ from penstock.timeline import peak_bytes, step_s
 from penstock.transport import Transport
 
 RANKS, MODELS = (2, 4), ("gpt", "vgg")
+LONG = "gpt-512", "gpt-1024", "gpt-2048"  # with as many tokens, for --way context
 ROUNDS, STEPS = 5, 3
 Batch = tuple[Tensor, Tensor]
 Row = dict[str, float | int | str]
@@ -99,9 +106,9 @@ class Block(nn.Module):
         return self.mix(mixed.transpose(1, 2).reshape(B, T, -1))
 
 
-def gpt() -> nn.Module:
-    blocks = (Block(GPT.width, GPT.heads) for _ in range(GPT.blocks))
-    return nn.Sequential(Enter(GPT), *blocks, Leave(GPT))
+def gpt(size: Size = GPT) -> nn.Module:
+    blocks = (Block(size.width, size.heads) for _ in range(size.blocks))
+    return nn.Sequential(Enter(size), *blocks, Leave(size))
 
 
 def vgg() -> nn.Module:
@@ -129,6 +136,9 @@ def loss_of_vgg(model: nn.Module, batch: Batch) -> Tensor:
 def job_of(name: str) -> Job:
     if name == "gpt":
         return Job(gpt, loss_of_gpt, GPT.data, adamw, micro_batches=1)
+    if name in LONG:
+        size = replace(GPT, window=int(name.partition("-")[2]), micro_batch=1)
+        return Job(partial(gpt, size), loss_of_gpt, size.data, adamw, micro_batches=1)
     return Job(vgg, loss_of_vgg, pictures, adamw, micro_batches=1)
 
 
@@ -177,8 +187,9 @@ def ours(name: str, plan: Plan, end: Transport, losses: list[float]) -> Side:
 def peer(name: str, end: Transport, losses: list[float]) -> Side:
     job = job_of(name)
     model = build_model(job)
-    mesh = dist.device_mesh.init_device_mesh("cpu", (end.num_ranks,))
-    parallelize_module(model, mesh, by_hand(model))
+    if name not in LONG:
+        mesh = dist.device_mesh.init_device_mesh("cpu", (end.num_ranks,))
+        parallelize_module(model, mesh, by_hand(model))
     optimizer, batches = adamw(model.parameters()), job.data(0)
 
     def make() -> None:
@@ -254,9 +265,10 @@ def played(name: str, plan: Plan, ranks: int, rounds: int) -> dict[str, Told]:
 def rows(models: Sequence[str], sizes: Sequence[int], rounds: int) -> Iterator[Row]:
     for name, ranks in itertools.product(models, sizes):
         job, cluster = job_of(name), machines(None, ranks, SILENT)
-        step = divided_step(capture(job), InnerAxis(ranks), SILENT)
+        axis = InnerAxis(ranks, context=name in LONG)
+        step = divided_step(capture(job), axis, SILENT)
         profiles = (measure(step, job, beside=1),)
-        asked = Fixed(ranks=ranks, tensor=ranks)
+        asked = Fixed(ranks=ranks, tensor=ranks, context=axis.context)
         found = search(step.graph, profiles, cluster, micro_batches=1, fixed=asked)
         plan = found.plan
         timeline = simulate(lower(plan, step.graph), profiles[0], cluster, spans=False)
@@ -283,7 +295,8 @@ def main() -> None:
     formatter: Callable[..., argparse.HelpFormatter] = argparse.RawTextHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
     parser.add_argument("--json", action="store_true", help="print one object instead of a table")
-    parser.add_argument("--model", choices=MODELS, help="one of the models only")
+    parser.add_argument("--way", choices=("tensor", "context"), default="tensor")
+    parser.add_argument("--model", choices=(*MODELS, *LONG), help="one of the models only")
     parser.add_argument("--ranks", type=int, choices=RANKS, help="so many ranks only")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--held", type=Path, help=argparse.SUPPRESS)
@@ -292,7 +305,8 @@ def main() -> None:
         hold(given.held)
         return
     sizes = RANKS if given.ranks is None else (given.ranks,)
-    found = rows(MODELS if given.model is None else (given.model,), sizes, given.rounds)
+    models = LONG if given.way == "context" else MODELS
+    found = rows(models if given.model is None else (given.model,), sizes, given.rounds)
     if given.json:
         print(json.dumps({"machine": machine(), "rows": list(found)}))
         return
