@@ -17,7 +17,7 @@ Source:   gathered keys and values: Llama 3, arXiv:2407.21783, section 3.3.2; pu
           together: ring attention, arXiv:2310.01889.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -158,13 +158,15 @@ def _pairs(query: tuple[int, ...], every: tuple[int, ...], causal: bool) -> int:
     return batch * heads * seen * size
 
 
-@register_flop_formula(torch.ops.penstock.attend_tokens)
-def _flop(*shapes: Any, **_: Any) -> int:  # pyright: ignore[reportUnusedFunction]
-    query, every, _, causal, *_rest = shapes
-    return 4 * _pairs(query, every, causal)
+def _formula(places: tuple[int, int, int], each: int) -> Callable[..., int]:
+    """Return the flop of an op by its shapes; its queries, keys and values, causal are there."""
+
+    def flop(*shapes: Any, **_: Any) -> int:
+        query, every, causal = (shapes[place] for place in places)
+        return each * _pairs(query, every, causal)
+
+    return flop
 
 
-@register_flop_formula(torch.ops.penstock.attend_tokens_backward)
-def _backward_flop(*shapes: Any, **_: Any) -> int:  # pyright: ignore[reportUnusedFunction]
-    query, every, causal = shapes[1], shapes[2], shapes[6]
-    return 10 * _pairs(query, every, causal)
+register_flop_formula(torch.ops.penstock.attend_tokens)(_formula((0, 1, 3), 4))
+register_flop_formula(torch.ops.penstock.attend_tokens_backward)(_formula((1, 2, 6), 10))
