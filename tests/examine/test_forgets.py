@@ -66,10 +66,10 @@ def test_a_run_that_would_begin_it_anew_is_refused_with_the_line_that_keeps_it(h
 
 
 @pytest.mark.parametrize("asked", [{"resume": Path("step-000002")}, {"elastic": True}])
-def test_it_is_refused_by_the_process_that_leads_before_a_rank_begins(asked) -> None:
+def test_it_is_refused_by_the_process_that_leads_before_a_rank_begins(asked, tmp_path) -> None:
     job = job_of(hooked(COUNTS["every third step"]))
     care = SimpleNamespace(forget=False)
-    session = SimpleNamespace(job=job, key="", care=care, listener=SILENT, elastic=False)
+    session = SimpleNamespace(job=job, key="", care=care, listener=SILENT, folder=tmp_path)
     session.elastic = asked.get("elastic", False)
     with pytest.raises(CheckpointError, match=r"^the job.s optimizer cannot be resumed"):
         check_goes_on(session, Examined(), asked.get("resume"))
