@@ -3,14 +3,12 @@
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from penstock.cluster.cluster import Cluster, DeviceKind, Host, Link
 from penstock.plan import Plan
 from tests.cli.conftest import Call
+from tests.cli.goes_on import check_goes_on
 
-ALL = "--set", "trial=false", "--set", "audit=0"
 JOB = """
 import torch
 import penstock as ps
@@ -65,20 +63,7 @@ def test_a_step_divided_by_tokens_equals_the_plain_one(call: Call, job: str) -> 
 def test_a_run_goes_on_in_one_process_and_divided_again(
     call: Call, job: str, tmp_path: Path
 ) -> None:
-    out = tmp_path / "run"
-    divided, whole = ("--ranks", 2, "--set", "context=2"), ("--ranks", 1)
-    for steps, ways in ((2, divided), (4, whole), (6, divided)):
-        done = call("train", job, "--steps", steps, *ways, *ALL, "--out", out, "--resume")
-        assert done.code == 0, done.err
-        place = Plan.load(out / "plan.json").place
-        assert (place.tensor, place.context) == ((2, True) if ways is divided else (1, False))
-    assert call("train", job, "--steps", 6, *whole, *ALL, "--out", tmp_path / "alone").code == 0
-    for there in (out, tmp_path / "alone"):
-        assert call("export", there, "--to", f"{there}.safetensors", "--yes").code == 0
-    made, alone = (load_file(f"{there}.safetensors") for there in (out, tmp_path / "alone"))
-    assert made.keys() == alone.keys()
-    for name, weight in alone.items():
-        torch.testing.assert_close(made[name], weight, rtol=1e-5, atol=1e-6)
+    check_goes_on(call, job, "context=2", tmp_path)
 
 
 def test_a_plan_for_machines_of_a_file_is_simulated_and_explained(

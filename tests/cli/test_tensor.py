@@ -5,8 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from penstock.choose.choose import Choice
 from penstock.choose.settle import Checked
@@ -14,9 +12,9 @@ from penstock.cluster.cluster import Cluster, DeviceKind, Host, Link
 from penstock.plan import Plan
 from penstock.training.session import Session
 from tests.cli.conftest import MLP, Call
+from tests.cli.goes_on import ALL, check_goes_on
 
 JOB = f"{MLP}:adam"
-ALL = "--set", "trial=false", "--set", "audit=0"
 
 
 def test_a_divided_step_equals_the_plain_one(call: Call) -> None:
@@ -26,19 +24,7 @@ def test_a_divided_step_equals_the_plain_one(call: Call) -> None:
 
 
 def test_a_divided_run_goes_on_whole_and_a_whole_one_divided(call: Call, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    divided, whole = ("--ranks", 2, "--set", "tensor=2"), ("--ranks", 1)
-    for steps, ways in ((2, divided), (4, whole), (6, divided)):
-        done = call("train", JOB, "--steps", steps, *ways, *ALL, "--out", out, "--resume")
-        assert done.code == 0, done.err
-        assert Plan.load(out / "plan.json").place.tensor == (2 if ways is divided else 1)
-    assert call("train", JOB, "--steps", 6, *whole, *ALL, "--out", tmp_path / "alone").code == 0
-    for there in (out, tmp_path / "alone"):
-        assert call("export", there, "--to", f"{there}.safetensors", "--yes").code == 0
-    made, alone = (load_file(f"{there}.safetensors") for there in (out, tmp_path / "alone"))
-    assert made.keys() == alone.keys()
-    for name, weight in alone.items():
-        torch.testing.assert_close(made[name], weight, rtol=1e-5, atol=1e-6)
+    check_goes_on(call, JOB, "tensor=2", tmp_path)
 
 
 def test_a_plan_for_machines_of_a_file_divides_ops_as_asked_and_is_explained(
