@@ -66,7 +66,7 @@ from penstock.sums import sums_way
 from penstock.transport import Transport
 
 WAYS = (
-    *(None, "bfloat16", "int8", "sign", "top:0.01", "rank:4", "delayed"),
+    *(None, "bfloat16", "int8", "sign", "top:0.01", "rank:4", "delayed", "delayed:3"),
     *("local:8", "diloco:8", "easgd:8", "gossip"),
 )
 PEERS = (

@@ -103,7 +103,7 @@ class Job:
                    optimizer keeps them in float32.  In float16 the loss is scaled, and a step whose
                    gradients overflow is left out
     sums           how copies of a stage agree.  In how few numbers gradients travel where they are
-                   summed: "bfloat16", "float16", "int8", "sign", "top:0.01", "rank:4", "delayed";
+                   summed: "bfloat16", "float16", "int8", "sign", "top:0.01", "rank:4", "delayed:2";
                    or weights are averaged instead: "local:8", "diloco:8", "easgd:8", "gossip:8"
                    (penstock/sums.py); None: gradients are summed as they are
     buffers        "exact": what forward writes (running statistics) is what the plain loop has;

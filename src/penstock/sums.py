@@ -6,6 +6,7 @@
     top:0.01            one in a hundred of the numbers, those greatest in size, with their places
     rank:4              of each matrix a product of two that have 4 columns
     delayed             each number as it is, a step later: its sum has a whole step to hide in
+    delayed:3           likewise two steps later, as Pipe-SGD with K = 3; "delayed" is K = 2
     local:8             no gradient: each replica updates by its own, and weights are averaged
                         every 8 steps
     diloco:8            likewise; what an average has moved by is the gradient of an outer update
@@ -37,8 +38,8 @@ ALIGNED = 16  # numbers: a gradient begins at a multiple of it
 _SCALE_BYTES = 4  # float32
 _PLACED_BYTES = 8  # a number of float32, and its place
 _WORDS = (
-    '"bfloat16", "float16", "int8", "sign", "top:0.01", "rank:4", "delayed", "local:8", "diloco:8",'
-    ' "easgd:8" or "gossip:8"'
+    '"bfloat16", "float16", "int8", "sign", "top:0.01", "rank:4", "delayed:2", "local:8",'
+    ' "diloco:8", "easgd:8" or "gossip:8"'
 )
 _BITS = {"int8": 8, "sign": 1}
 _PASSES = {
@@ -52,7 +53,8 @@ _PASSES = {
     "easgd": 4.0,
     "diloco": 6.0,
 }  # measured, of 2 million numbers; the last four are counted
-_COPIES = {"int8": 1, "sign": 1, "top": 1, "rank": 1, "delayed": 2, "easgd": 2, "diloco": 2}
+_COPIES = {"int8": 1, "sign": 1, "top": 1, "rank": 1, "easgd": 2, "diloco": 2}
+_MOST_LATE = 1024  # steps
 HALVES = "bfloat16", "float16"
 AVERAGES: tuple[AverageKind, ...] = "local", "diloco", "easgd", "gossip"
 OUTER = 0.7, 0.9  # rate and momentum of DiLoCo's outer update
@@ -62,9 +64,10 @@ _DRAWN = 0.9  # of EASGD, the part by which all replicas together draw the centr
 class SumsWay(NamedTuple):
     """How gradients travel.
 
-    amount:    of "top", the part of the numbers; of "rank", the columns; of "diloco", the rate of
-               the outer update; of "easgd", the part by which a replica and the centre draw each
-               other, 0: as many replicas as there are draw the centre by 0.9.
+    amount:    of "top", the part of the numbers; of "rank", the columns; of "delayed", K: an update
+               is by the gradients of K - 1 steps before; of "diloco", the rate of the outer update;
+               of "easgd", the part by which a replica and the centre draw each other, 0: as many
+               replicas as there are draw the centre by 0.9.
     every:     steps from one average of weights to the next.
     momentum:  of "diloco", that of the outer update.
     """
@@ -87,7 +90,12 @@ class SumsWay(NamedTuple):
     @property
     def copies(self) -> int:
         """Return how many copies of its gradients a rank keeps for it."""
-        return _COPIES.get(self.kind, 0)
+        return self.late + 1 if self.late else _COPIES.get(self.kind, 0)
+
+    @property
+    def late(self) -> int:
+        """Return the number of steps by which an update is later than its gradients."""
+        return int(self.amount) - 1 if self.kind == "delayed" else 0
 
     def drawn(self, replicas: int) -> float:
         """Return by which part of their distance a replica of so many and the centre move."""
@@ -129,9 +137,11 @@ def sums_way(text: str | None) -> SumsWay:
         return AS_THEY_ARE
     if text in HALVES:
         return SumsWay("16 bits")
-    if text in ("int8", "sign", "delayed"):
+    if text in ("int8", "sign"):
         return SumsWay(text)
     kind, colon, amount = text.partition(":")
+    if kind == "delayed":
+        return _delayed(amount if colon else "2", text)
     if kind in AVERAGES:
         return _average(text)
     if colon and kind == "top":
@@ -144,6 +154,17 @@ def sums_way(text: str | None) -> SumsWay:
             raise ValueError(f'a whole number of columns, as "rank:4"; {text!r} is not')
         return SumsWay("rank", int(amount))
     raise ValueError(f"{_WORDS}; {text!r} is none")
+
+
+def _delayed(amount: str, text: str) -> SumsWay:
+    """Return the way by which sums are late.
+
+    Raises:   ValueError: the number is none.
+    """
+    if not amount.isdecimal() or not 2 <= int(amount) <= _MOST_LATE:
+        words = f'a whole number from 2 to {_MOST_LATE}, as "delayed:3"'
+        raise ValueError(f"{words}; {text!r} is not")
+    return SumsWay("delayed", float(amount))
 
 
 _MORE = {"local": 0, "gossip": 0, "easgd": 1, "diloco": 2}  # numbers behind that of the steps
@@ -230,8 +251,10 @@ def in_words(text: str) -> str:
             return "are summed as they are"
         case "16 bits":
             return "are rounded once on each rank, and once summed"
-        case "delayed":
+        case "delayed" if way.late == 1:
             return "are summed while the next step is computed, and update the weights after it"
+        case "delayed":
+            return f"are summed in a step, and update the weights after it, {way.late} steps late"
         case "int8":
             return f"travel in 8 bits, {BLOCK} with one scale{rest}"
         case "sign":

@@ -11,7 +11,7 @@ def test_the_table_says_of_each_pair_whether_it_works_and_why_not():
     assert {table["clipping"][way] for way in ways} == {"works"}
     assert table["shards"]["bfloat16"] == "works"
     for what in ("shards", "an asynchronous pipeline", "elastic ranks"):
-        for way in ("int8", "sign", "top:0.01", "rank:4", "delayed"):
+        for way in ("int8", "sign", "top:0.01", "rank:4", "delayed", "delayed:3"):
             assert table[what][way].startswith(f"refused: sums as {way} hold back"), (what, way)
 
 

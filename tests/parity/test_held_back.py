@@ -1,5 +1,6 @@
 """Sums in few numbers: runs whose ranks hold back what they do not send."""
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -22,7 +23,7 @@ from tests.parity.optimizing import (
 )
 from tests.parity.training import differing, train
 
-WAYS = "int8", "sign", "top:0.1", "rank:2", "delayed"
+WAYS = "int8", "sign", "top:0.1", "rank:2", "delayed", "delayed:4"
 
 
 def adamw(weights):
@@ -104,9 +105,43 @@ def test_what_two_ranks_have_held_back_is_held_back_by_one_place_of_a_sum(tmp_pa
     assert all(value.isfinite().all() for value in found.weights.values())
 
 
-@pytest.mark.parametrize(("stages", "clip"), [(1, None), (2, 0.05)])
-def test_a_delayed_run_is_that_of_pipe_sgd(stages, clip, tmp_path):
-    """w(t) = w(t - 1) - rate * g(w(t - 2)), written of torch alone, in float64."""
+def late_loop(job, model, batches, late, steps):
+    """Train by w(t) = w(t - 1) - rate * g(w(t - K)), of torch alone; K = late + 1.
+
+    All weights of the past are in a list, and step t's gradients are those of model t - K, on the
+    micro-batches that were read then.
+    """
+    past, read = [copy.deepcopy(model)], []
+    for t in range(1, steps + 1):
+        read.append([next(batches) for _ in range(MICRO_BATCHES)])
+        newest = copy.deepcopy(past[-1])
+        if t > late:
+            old = past[t - 1 - late]
+            for batch in read[t - 1 - late]:
+                (job.loss(old, batch) / MICRO_BATCHES).backward()
+            rows = [p for p in old.parameters() if p.grad is not None]
+            if job.clip_norm is not None:
+                torch.nn.utils.clip_grad_norm_(rows, job.clip_norm)
+            with torch.no_grad():
+                for p, q in zip(newest.parameters(), old.parameters(), strict=True):
+                    p -= 0 if q.grad is None else 0.05 * q.grad
+        newest.zero_grad()
+        past.append(newest)
+    return past[-1]
+
+
+@pytest.mark.parametrize(
+    ("sums", "late", "stages", "clip"),
+    [
+        ("delayed", 1, 1, None),
+        ("delayed", 1, 2, 0.05),
+        ("delayed:2", 1, 1, None),
+        ("delayed:3", 2, 1, 0.05),
+        ("delayed:4", 3, 2, None),
+        ("delayed:9", 8, 1, None),
+    ],
+)
+def test_a_delayed_run_is_that_of_pipe_sgd(sums, late, stages, clip, tmp_path):
 
     def sgd(weights):
         return torch.optim.SGD(weights, lr=0.05)
@@ -117,31 +152,35 @@ def test_a_delayed_run_is_that_of_pipe_sgd(stages, clip, tmp_path):
     def doubles(start):
         return (x.double() for x in data(start))
 
-    job = replace(job_of(sgd, wide, sums="delayed", clip_norm=clip), data=doubles)
-    found = train(summing(job, stages, replicas=2), tmp_path, (1,) * 6).weights
+    job = replace(job_of(sgd, wide, sums=sums, clip_norm=clip), data=doubles)
+    found = train(summing(job, stages, replicas=2), tmp_path, (1,) * 7).weights
     torch.manual_seed(job.seed)
-    model, batches = wide(), doubles(0)
-    before = None
-    for _ in range(6):
-        model.zero_grad()
-        for _ in range(MICRO_BATCHES):
-            (job.loss(model, next(batches)) / MICRO_BATCHES).backward()
-        rows = [p for p in model.parameters() if p.grad is not None]
-        now = [p.grad.clone() for p in rows]
-        for p, gradient in zip(rows, before or [0 * g for g in now], strict=True):
-            p.grad = gradient
-        if clip is not None:
-            torch.nn.utils.clip_grad_norm_(rows, clip)
-        with torch.no_grad():
-            for p in rows:
-                p -= 0.05 * p.grad
-        before = now
+    model = late_loop(job, wide(), doubles(0), late, 7)
     for name, weight in model.named_parameters():
         torch.testing.assert_close(found[f"weights/{name}"], weight.data, rtol=1e-12, atol=1e-12)
 
 
-def test_processes_hold_back_what_threads_do(tmp_path):
-    run = summing(job_of(adamw, half_net, sums="int8"), 1, replicas=2)
+def test_what_is_under_way_for_longer_goes_on_sooner_and_nothing_is_lost(tmp_path):
+    """K = 4 is gone on with by K = 2: all that is under way is in the one update that is late."""
+
+    def sgd(weights):
+        return torch.optim.SGD(weights, lr=0.05)
+
+    run = summing(job_of(sgd, half_net, sums="delayed:4"), 1, replicas=2)
+    before = train(run, tmp_path / "four", (1,) * 3).weights  # none of which is updated by any
+    newest = checkpoint.latest(tmp_path / "four")
+    kept = checkpoint.load(newest).tensors
+    name = "first.weight"
+    parts = [kept[f"held-back-{at}/{name}"] for at in ("0", "1", "0.1", "1.1", "0.2", "1.2")]
+    two = summing(job_of(sgd, half_net, sums="delayed"), 1, replicas=2)
+    after = train(two, tmp_path / "two", windows=windows_from(two, 3)[:1], resume=newest).weights
+    moved = before[f"weights/{name}"] - after[f"weights/{name}"]
+    torch.testing.assert_close(moved, 0.05 * sum(parts))
+
+
+@pytest.mark.parametrize("sums", ["int8", "delayed:3"])
+def test_processes_hold_back_what_threads_do(sums, tmp_path):
+    run = summing(job_of(adamw, half_net, sums=sums), 1, replicas=2)
     threads = train(run, tmp_path / "threads", (1,) * 4)
     processes = train(run, tmp_path / "processes", (1,) * 4, run_processes)
     assert differing(processes.weights, threads.weights) == []

@@ -88,7 +88,7 @@ def lower_plan(  # long: what a plan says, field by field
     if plan.shards or plan.far:  # 5 in docs/architecture.md
         ahead, parts = plan.ahead, plan.place.parts
         program = shard(program, plan.shard, prefetch=ahead, parts=parts, far=plan.far)
-    if plan.holds_back and plan.agreement.sums == "delayed":
+    if plan.sums_way.late:
         program = delay(program)
     if plan.offloads:
         program = offload(program, plan.offload, beside=plan.overlap.beside)

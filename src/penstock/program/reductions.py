@@ -3,7 +3,7 @@
 tied:wte.0         Sum: of the gradients of a parameter that lives in several stages, in step 0
 replicas:stage1.0  Sum: of the gradients of a stage that lives on several ranks
 shards:stage1.0    Sum: likewise; each rank keeps its own shard of it
-delayed:stage1.0   Sum: likewise, of the step before; at the beginning of a step
+delayed:stage1.0   Sum: likewise, of a step before; at the beginning of a step
 norm:all.0         Norm: of all gradients, to clip by
 guard:all.0        Guard: each rank gives another what it alone has, for a copy there
 commit:all.0       Commit: all have come to the end of the step, which counts only then
@@ -45,7 +45,7 @@ class Sum(_AsWord):
     replicas:  of a stage that lives on several ranks.
     shards:    likewise, of which each rank keeps its own shard; it waits for the one before it on
                its rank, whose whole gradients are freed then.
-    delayed:   likewise, of the step before.
+    delayed:   likewise, of the step before, or of one before that (penstock/sums.py).
 
     bucket:      a tied parameter's name, or "stage3".
     size_bytes:  of a tensor whose sum takes as long.

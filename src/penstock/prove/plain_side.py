@@ -228,9 +228,9 @@ def _released(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict
     """Return by how much less ranks hold back of each gradient than before, all together."""
     found: dict[str, Tensor] = {}
     for name in {key.partition("/")[2] for key in (*before, *after) if key.startswith(HELD)}:
-        rows = [kept.double() for _, kept in held_in(before, name)]
-        rows += [-kept.double() for _, kept in held_in(after, name)]
-        found[name] = torch.stack(rows).sum(0).to(next(held_in(after, name))[1].dtype)
+        rows = [part.tensor.double() for part in held_in(before, name)]
+        rows += [-part.tensor.double() for part in held_in(after, name)]
+        found[name] = torch.stack(rows).sum(0).to(next(held_in(after, name)).tensor.dtype)
     return found
 
 

@@ -362,7 +362,7 @@ class Judge:
     def _ends_s(self, plan: Plan, stages: Stages) -> NDArray[np.float64]:
         """Return for each rank of a replica the seconds of the sum after its last action."""
         counts, cluster = self._counts_of(plan), self.cluster_of(plan.place.hosts)
-        if plan.sums_way.kind == "delayed" or plan.averages:  # with the step, or behind a few
+        if plan.sums_way.late or plan.averages:  # with the step, or behind a few
             return np.zeros(plan.num_ranks)
         ends_s, grid = np.zeros(plan.num_ranks), plan.grid
         each = [grid.ranks_of(replica) for replica in range(grid.replicas)]

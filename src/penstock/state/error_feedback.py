@@ -16,7 +16,7 @@ they are sent, and the bytes that takes, says penstock/sums.py:
 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from itertools import product
+from itertools import count, product, takewhile
 from typing import NamedTuple, final
 
 import torch
@@ -29,7 +29,7 @@ from penstock.sums import SumsWay, as_matrix
 from penstock.transport.routed_sums import sum_along
 from penstock.transport.transport import Transport
 
-HELD = "held-back-"  # and the number of a rank among those that sum; place of a key
+HELD = "held-back-"  # and the number of a rank among those that sum, and age; place of a key
 POWER = "power"  # place of the key of Q
 
 
@@ -88,12 +88,27 @@ def _unused(run: SumRun, reached: AbstractSet[int]) -> list[slice]:
     return [slice(a, b) for a, b in zip(ends[::2], ends[1::2], strict=True) if a < b]
 
 
-def held_in(tensors: Mapping[str, Tensor], name: str) -> Iterator[tuple[int, Tensor]]:
-    """Yield (rank, what it holds back of a parameter) of all that a checkpoint has."""
-    rank = 0
-    while (key := f"{HELD}{rank}/{name}") in tensors:
-        yield rank, tensors[key]
-        rank += 1
+class HeldPart(NamedTuple):
+    """What a rank holds back of a parameter: of the last step, age 0, or of one before that."""
+
+    rank: int
+    age: int
+    tensor: Tensor
+
+
+def held_key(rank: int, age: int) -> str:
+    """Return the place of the keys of what a rank holds back: "held-back-0", "held-back-0.1"."""
+    return f"{HELD}{rank}.{age}" if age else f"{HELD}{rank}"
+
+
+def held_in(tensors: Mapping[str, Tensor], name: str) -> Iterator[HeldPart]:
+    """Yield what ranks hold back of a parameter, all that a checkpoint has."""
+    for rank in count():
+        if f"{held_key(rank, 0)}/{name}" not in tensors:
+            return
+        keys = (f"{held_key(rank, age)}/{name}" for age in count())
+        for age, key in enumerate(takewhile(tensors.__contains__, keys)):
+            yield HeldPart(rank, age, tensors[key])
 
 
 @final
@@ -121,7 +136,7 @@ class HeldBack:
         self.unused = [_unused(run, reached) for run in self.runs]
         self.left = [layout.new() for layout in layouts]
         self.place, self.count = 0, 1  # of this rank among those that sum
-        self.delayed = Delayed(self.left) if way.kind == "delayed" else None
+        self.delayed = Delayed(self.left, way.late) if way.late else None
         self.powers: dict[int, Tensor] = {}
         for node, shape in self._matrices():
             columns = way.columns_of(shape)
@@ -182,14 +197,19 @@ class HeldBack:
             case "16 bits" | "as they are" | "delayed" | "local" | "diloco" | "easgd" | "gossip":
                 raise AssertionError("nothing is held back of a sum")
 
-    def state(self) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-        """Return what this rank holds back of each gradient, and Q of each matrix, by node."""
-        held: dict[int, Tensor] = {}
+    def state(self) -> tuple[list[dict[int, Tensor]], dict[int, Tensor]]:
+        """Return what this rank holds back of each gradient, and Q of each matrix, by node.
+
+        What it holds back is by age, that of the last step first.
+        """
+        rows = [self.left] if self.delayed is None else self.delayed.by_age
+        return [dict(self._by_node(flats)) for flats in rows], self.powers
+
+    def _by_node(self, flats: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
         for run in self.runs:
-            flat = self.left[run.flat][run.start : run.end]
+            flat = flats[run.flat][run.start : run.end]
             for node, (start, shape) in run.shapes.items():
-                held[node] = flat[start : start + count_of(shape)].view(shape)
-        return held, self.powers
+                yield node, flat[start : start + count_of(shape)].view(shape)
 
     def joins(self, rank: int, ranks: tuple[int, ...]) -> None:
         """Note with whom a rank sums."""
@@ -199,15 +219,17 @@ class HeldBack:
         """Take over what a checkpoint has of what ranks hold back, and of Q; zeros if it has none.
 
         What rank k of others held back is held back by k modulo the number of them that there are
-        now: nothing of the sum is lost.
+        now, and what is older than anything that is kept now becomes the oldest: nothing of the sum
+        is lost.
         names:   of the parameters, by node.
         """
-        held, _ = self.state()
-        for node, value in held.items():
-            value.zero_()
-            for rank, kept in held_in(tensors, names[node]):
+        by_age, _ = self.state()
+        for node in by_age[0]:
+            for held in by_age:
+                held[node].zero_()
+            for rank, age, kept in held_in(tensors, names[node]):
                 if rank % self.count == self.place:
-                    value += kept
+                    by_age[min(age, len(by_age) - 1)][node].add_(kept)
         for node, power in self.powers.items():
             kept = tensors.get(f"{POWER}/{names[node]}")
             if kept is not None and kept.shape == power.shape:
@@ -215,5 +237,5 @@ class HeldBack:
 
     def held(self) -> list[Tensor]:
         """Return all tensors that are kept."""
-        more = () if self.delayed is None else self.delayed.held()
-        return [*self.left, *self.powers.values(), *more]
+        left = self.left if self.delayed is None else self.delayed.held()
+        return [*left, *self.powers.values()]

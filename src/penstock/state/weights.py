@@ -29,7 +29,7 @@ from penstock.job import Job
 from penstock.schedule.weight_rule import WeightRule
 from penstock.state.averaged import Averaged
 from penstock.state.copies import FarState, far_state
-from penstock.state.error_feedback import HELD, POWER, HeldBack
+from penstock.state.error_feedback import POWER, HeldBack, held_key
 from penstock.state.flat import all_views, layouts_of
 from penstock.state.optimizer.optimizer import Optimizers, optimizers_of
 from penstock.state.optimizer.optimizer_trial import TRYING
@@ -415,12 +415,15 @@ class StageWeights:
         return self.averaged
 
     def held_state(self) -> dict[str, Tensor]:
-        """Return what this rank holds back, by key: "held-back-N/NAME", N its number."""
+        """Return what this rank holds back, by key: "held-back-N/NAME", or "N.AGE" if older."""
         if self.held_back is None:
             return {}
-        held, powers = self.held_back.state()
-        place = f"{HELD}{self.held_back.place}"
-        found = {self.key_of(place, node): value for node, value in held.items()}
+        by_age, powers = self.held_back.state()
+        places = [held_key(self.held_back.place, age) for age in range(len(by_age))]
+        rows = zip(places, by_age, strict=True)
+        found = {
+            self.key_of(place, node): value for place, held in rows for node, value in held.items()
+        }
         first = powers if self.held_back.place == 0 else {}
         return {**found, **{f"{POWER}/{self.names[n]}": value for n, value in first.items()}}
 

@@ -116,8 +116,8 @@ class Options(TypedDict, total=False):
         str,
         Spelling(
             "plan",
-            "Sum gradients as bfloat16, float16, int8, sign, top:PART, rank:COLUMNS or delayed; or "
-            "average weights: local:STEPS, diloco:STEPS, easgd:STEPS or gossip:STEPS.",
+            "Sum gradients as bfloat16, float16, int8, sign, top:PART, rank:COLUMNS or delayed:K; "
+            "or average weights: local:STEPS, diloco:STEPS, easgd:STEPS or gossip:STEPS.",
             metavar="WAY",
         ),
     ]

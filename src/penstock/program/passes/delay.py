@@ -1,13 +1,14 @@
-"""Delay: sum the gradients of the step before, from the beginning of a step on.
+"""Delay: sum the gradients of a step before, from the beginning of a step on.
 
     before   Compute(F0.0)  Compute(B0.0)  replicas:stage0.0              Update(0)
     after    delayed:stage0.0  Compute(F0.0)  Compute(B0.0)               Update(0)
 
 Keeps:   the order of the sums among themselves, on all ranks the same, and of all else.
 Gains:   a sum has the whole step to hide in: the longer of both, in place of their sum.
-Costs:   gradients of one step more, twice; an update is by the gradients of one step before it,
-         w(t) = w(t - 1) - rate * g(w(t - 2)), and the first one by none.
-Source:  Pipe-SGD, arXiv:1811.03619, K = 2.
+Costs:   K copies of the gradients: those of K - 1 steps, and a sum; an update is by the gradients
+         of K - 1 steps before it, w(t) = w(t - 1) - rate * g(w(t - K)), the first ones by none.
+         A step hides one sum, by whatever K: more than 2 makes it no faster.
+Source:  Pipe-SGD, arXiv:1811.03619.
 """
 
 from dataclasses import replace
@@ -21,7 +22,7 @@ from penstock.program.verify import columns
 
 
 def delay(program: Program) -> Program:
-    """Return `program` with its sums over replicas delayed by a step; without any, as it is."""
+    """Return `program` with its sums over replicas delayed; without any, as it is."""
     code = program.code
     late = np.array([one.word == "replicas" for one in code.reductions], bool)
     if not late.any():
