@@ -1,7 +1,7 @@
 """A network learns to step a fluid: a surrogate for the solver that makes its data.
 
     penstock train examples/fluid.py --out runs/fluid
-    penstock train examples/fluid.py --ranks 2 --replicas 2     divided in any way: the same
+    penstock train examples/fluid.py --ranks 2     divided in any way: the same
 
 The solver carries a dye through a steady, swirling flow and lets it diffuse, on a periodic square.
 The surrogate is given the dye and the flow, and returns the dye after 16 of the solver's steps at

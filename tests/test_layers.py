@@ -127,6 +127,7 @@ TORCH_FILES = {
     "graph/hollow.py",
     "graph/whole_optimizer.py",
     "graph/precision.py",
+    "graph/narrow_lstm.py",
     "graph/slicing.py",
     "graph/sliced_embedding.py",
     "graph/sliced_loss.py",

@@ -1,14 +1,23 @@
 """Workloads of the field as examples: each is what its paper says, on data that it makes itself."""
 
-from functools import partial
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache, partial
 from itertools import islice
+from typing import Literal
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from examples import experts, fluid, labels
+from examples import disruptions, experts, fluid, labels
+from penstock.graph.trace import capture
 from penstock.job import Job, load_job
+from penstock.plan import plan_by_hand
+from penstock.prove.prove import Planned, prove
+from penstock.transport.threads import ThreadTransport
+from tests.parity.training import Run, train
 
 
 def fitted(job: Job, steps: int) -> nn.Module:
@@ -158,7 +167,112 @@ def test_neither_of_a_pair_learns_from_the_others_loss() -> None:
     assert all(weight.grad is None for weight in model["judge"].parameters())
 
 
-@pytest.mark.parametrize("name", ["fluid.py", "experts.py:expert_2", "labels.py:label_3"])
+# A recurrent net in 16 bits
+
+
+def some_moments(start: int, loud: int | None = None) -> Iterator[disruptions.Batch]:
+    """Yield shots from the middle on, for a short while; one micro-batch may count much more."""
+    for number in itertools.count(start):
+        batch = {name: each[:, 28:40] for name, each in disruptions.shots(number).items()}
+        yield {**batch, "counts": batch["counts"] * (1e4 if number == loud else 1.0)}
+
+
+@cache
+def short_alarm(bits: Literal["bfloat16", "float16"] | None) -> Run:
+    """Return a run of two replicas, each with half of a step's micro-batches."""
+    job = replace(disruptions.alarm(bits), data=some_moments)
+    made, count = capture(job), job.micro_batches // 2
+    options = {"num_micro_batches": count, "num_ranks": 1, "replicas": 2, "clip": job.awaits_all}
+    plan = plan_by_hand(made.graph, (), "one_f_one_b", **options)
+    return Run(plan.changed(sums=job.sums), job, made)
+
+
+def test_a_lost_plasma_is_warned_of_and_leaves_no_signal() -> None:
+    batch = disruptions.shots(1)
+    warn, there = batch["warn"], batch["counts"].bool()
+    lost = ~there[:, -1]
+    assert 0 < lost.sum() < len(lost)
+    assert not warn[~lost].any()
+    assert (warn.sum(1)[lost] == disruptions.AHEAD).all()
+    for shot in lost.nonzero()[:, 0].tolist():
+        (last, *_) = (~there[shot]).nonzero()[0].tolist()
+        assert warn[shot, last - disruptions.AHEAD : last].all()
+        assert not batch["signals"][shot, last:].any()
+
+
+def test_the_rate_is_a_workers_own_times_their_number_and_no_more_than_the_most() -> None:
+    rates = [disruptions.rate(0, workers) for workers in (1, 2, 3, 4, 100)]
+    assert rates == pytest.approx([2e-3, 4e-3, 6e-3, 6e-3, 6e-3])
+    assert disruptions.rate(disruptions.EPOCH, 1) == pytest.approx(0.8 * 2e-3)
+    job = disruptions.alarm(None, workers=2)
+    assert job.micro_batches == 2
+    assert job.learning_rate is not None
+    assert job.learning_rate(0) == pytest.approx(4e-3)
+
+
+@pytest.mark.parametrize("bits", ["bfloat16", "float16"])
+def test_workers_in_16_bits_do_what_the_plain_loop_does(bits) -> None:
+    run = short_alarm(bits)
+    proof = prove(Planned(run.job, run.captured, run.plan), (0, 1))
+    assert proof.problem == ""
+    assert f"rounds what ranks sum to {bits}" in str(proof)
+
+
+def test_in_16_bits_it_learns_as_in_32(tmp_path) -> None:
+    losses: dict[str, float] = {}
+    for bits in (None, "bfloat16", "float16"):
+        run = short_alarm(bits)
+        steps = train(run, tmp_path / str(bits), (1,) * 60).steps
+        losses[str(bits)] = sum(step.loss for step in steps[-5:]) / 5
+        assert losses[str(bits)] < 0.6 * steps[0].loss
+    assert losses["bfloat16"] == pytest.approx(losses["None"], rel=0.02)
+    assert losses["float16"] == pytest.approx(losses["None"], rel=0.005)
+
+
+def test_half_as_many_bytes_go_from_worker_to_worker(tmp_path, monkeypatch) -> None:
+    sent: list[int] = []
+
+    def swap(self, gives, takes, ranks, own=ThreadTransport.swap) -> None:
+        sent.extend(part.nbytes for at, part in enumerate(gives) if ranks[at] != self.rank)
+        own(self, gives, takes, ranks)
+
+    def gather(self, whole, cuts, ranks, own=ThreadTransport.all_gather) -> None:
+        at = ranks.index(self.rank)
+        sent.append((len(ranks) - 1) * (cuts[at + 1] - cuts[at]) * whole.itemsize)
+        own(self, whole, cuts, ranks)
+
+    monkeypatch.setattr(ThreadTransport, "swap", swap)
+    monkeypatch.setattr(ThreadTransport, "all_gather", gather)
+    totals: list[int] = []
+    for bits in (None, "float16"):
+        run = short_alarm(bits)
+        if bits is None:
+            run = run._replace(plan=run.plan.changed(topology="ring"))
+        sent.clear()
+        train(run, tmp_path / str(bits), (1,))
+        totals.append(sum(sent))
+    assert totals[0] == 2 * totals[1] > 0
+
+
+def test_a_step_that_overflows_at_one_worker_is_left_out_by_both(tmp_path) -> None:
+    """Only a micro-batch of the second worker is loud; the step after it is taken by both."""
+    run = short_alarm("float16")
+    job = replace(run.job, data=partial(some_moments, loud=7), learning_rate=lambda step: 1e-3)
+    weights: list[dict[str, Tensor]] = []
+    for steps in (1, 2, 3):
+        done = train(run._replace(job=job), tmp_path / str(steps), (1,) * steps)
+        names = [name for name in done.weights if name.startswith("weights/")]
+        weights.append({name: done.weights[name] for name in names})
+    assert [step.figures["left_out"] for step in done.steps] == [0, 1, 0]
+    scales = [step.figures["loss_scale"] for step in done.steps]
+    assert scales == [2.0**16, 2.0**16, 2.0**15]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in names)
+    assert not any(torch.equal(weights[1][name], weights[2][name]) for name in names)
+
+
+@pytest.mark.parametrize(
+    "name", ["fluid.py", "experts.py:expert_2", "labels.py:label_3", "disruptions.py:bfloat16"]
+)
 def test_jobs_are_found_by_their_names(name: str) -> None:
     assert load_job(f"examples/{name}").num_steps > 0
 

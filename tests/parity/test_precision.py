@@ -3,6 +3,7 @@
 import copy
 import itertools
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -126,6 +127,30 @@ def test_steps_that_overflow_are_left_out(stages, clip, tmp_path):
     assert [step.figures["left_out"] for step in done.steps] == left_out
     told = {"loss_scale": scales[-1], "left_out_steps": sum(left_out)}
     assert results.train_figures(done) == told
+
+
+class Recurrent(nn.Module):
+    """An LSTM over the rows of a micro-batch; `casts`: its input, as on a GPU autocast does."""
+
+    def __init__(self, casts=None):
+        super().__init__()
+        self.casts = casts
+        self.first = nn.LSTM(WIDTH, 2 * WIDTH, num_layers=2)
+        self.last = nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x):
+        return self.last(self.first(x if self.casts is None else x.to(self.casts))[0])
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_an_lstm_is_that_of_the_plain_loop(precision, stages, tmp_path):
+    """The plain loop casts the LSTM's input: torch has no kernel where autocast does so."""
+    job = job_of(adamw, Recurrent, precision=precision, clip_norm=0.05)
+    job = replace(job, data=spiky)
+    found = train(run_of(job, stages), tmp_path, (1,) * STEPS).weights
+    by_hand = replace(job, model=partial(Recurrent, getattr(torch, precision)))
+    assert differing(found, plain_loop(by_hand)[0]) == []
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])

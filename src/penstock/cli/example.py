@@ -9,14 +9,19 @@ from penstock.cli import face
 from penstock.errors import JobError
 from penstock.files import write_text
 
-EXAMPLES = ("gpt.py", "hf.py", "fluid.py", "experts.py", "labels.py", "texts.py", "mixed.toml")
+_FIELD = "fluid.py", "experts.py", "labels.py", "disruptions.py"  # workloads that it trains
+EXAMPLES = ("gpt.py", "hf.py", *_FIELD, "texts.py", "mixed.toml")
+_NAMES = ", ".join(file.partition(".")[0] for file in EXAMPLES)
 _JOBS = {"hf.py": "llama", "experts.py": "expert_0", "labels.py": "label_0", "texts.py": "buckets"}
 _FOLDER = Path(__file__).parent.parent / "examples"  # NAME.txt: no code of the package
 
 
 def example(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="gpt, hf, fluid, experts, labels, texts, mixed.")
+        str,
+        typer.Argument(
+            metavar="NAME", help="gpt, hf, fluid, experts, labels, disruptions, texts, mixed."
+        ),
     ] = "gpt",
     to: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Default: NAME.py in this folder.")
@@ -27,14 +32,13 @@ def example(
     lengths (texts), machines (mixed).
 
     Also what the field trains: a surrogate of a solver (fluid), experts of a diffusion model that
-    never meet (experts), adversarial nets of each label (labels).
+    never meet (experts), adversarial nets of each label (labels), an LSTM in 16 bits (disruptions).
 
     Example: penstock example gpt && penstock train gpt.py
     """
     file = next((file for file in EXAMPLES if name in (file, file.partition(".")[0])), None)
     if file is None:
-        listed = ", ".join(file.partition(".")[0] for file in EXAMPLES)
-        raise JobError(f"there is no example {name}", hint=f"there are {listed}")
+        raise JobError(f"there is no example {name}", hint=f"there are {_NAMES}")
     place = to or Path(file)
     if place.exists():
         raise JobError(f"{place} is there already", hint="give another place: --to FILE")

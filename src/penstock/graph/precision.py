@@ -3,7 +3,8 @@
     weights      those of float32 are kept so (masters: what the optimizer changes, a checkpoint
                  holds); forward and backward read copies in 16 bits, made after every update.  The
                  scales and shifts of batch, instance, layer and group norms are read as they are
-    ops          model and loss run under torch.autocast of that dtype
+    ops          model and loss run under torch.autocast of that dtype (an LSTM on a CPU:
+                 narrow_lstm.py)
     gradients    those of one micro-batch come in the dtype of the copy; their sum is in float32
     buffers      stay as they are
 
@@ -12,14 +13,14 @@ forward, and autograd casts their gradients back.
 """
 
 from collections.abc import Generator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from contextlib import contextmanager
 
 import torch
 from torch import nn
 
 from penstock import _compat
 from penstock.device import CPU, here
+from penstock.graph.narrow_lstm import narrow_lstm
 from penstock.graph.waiting import lent, waits
 from penstock.job import Job
 
@@ -76,11 +77,14 @@ def dtype_of(job: Job) -> torch.dtype:
     return torch.float32 if job.precision is None else getattr(torch, job.precision)
 
 
-def _autocast(job: Job, model: nn.Module) -> AbstractContextManager[Any]:
+@contextmanager
+def _autocast(job: Job, model: nn.Module) -> Generator[None]:
     name = job.precision or job.autocast
     if name is None:
-        return nullcontext()
-    device = next((p.device.type for p in model.parameters()), CPU)
+        yield
+        return
+    device, dtype = next((p.device.type for p in model.parameters()), CPU), getattr(torch, name)
     if not torch.compiler.is_compiling() and waits(model):
         device = here().kind
-    return torch.autocast(device, dtype=getattr(torch, name))
+    with torch.autocast(device, dtype=dtype), narrow_lstm(model, device, dtype):
+        yield
