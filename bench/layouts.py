@@ -135,6 +135,7 @@ def _simumax(row: Line) -> Sample | None:
         blocks=row.integer("layer_num"),
         sequence=int(length[1]) if length else 4096,
     )
+    model = replace(model, scores="flash 3")  # Transformer Engine takes cuDNN's
     recompute: Recompute = "none"
     if "recompute" in case:
         recompute = "selective" if "selective" in case else "full"

@@ -12,6 +12,9 @@ GPUs         the same, by the number of devices
 mape         mean of |predicted / measured - 1|, in percent
 median, max  the same
 coverage     share of measured values inside the interval, which is to hold 80 %
+ranking      of runs of the same model and batch on as many GPUs, of which there are four or more:
+             Spearman's correlation of predicted and measured, the mean by their number
+regret       of these, measured seconds of the one predicted fastest / of the fastest - 1, percent
 aim          what mape, or the median, should be at most
 best_known   the least error that another published for this set, or that was found by running it;
              `others` has all of them (SimuMax: on the very rows, from its own columns)
@@ -25,10 +28,12 @@ import argparse
 import csv
 import json
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
 
 from bench.layouts import read
 from bench.machine import machine
@@ -71,6 +76,8 @@ class Set:
     cluster: str = ""
     aims_at: str = "mape"
 
+
+LEAST_RANKED = 4
 
 CLUSTER = HeldOut("cluster")
 MODEL = HeldOut("model", lambda run: run.model.hidden)  # each has a hidden size of its own
@@ -159,10 +166,18 @@ def _samples(one: Set, path: Path) -> list[Sample]:
 
 
 class Pair(NamedTuple):
-    """A prediction beside what was measured."""
+    """A prediction beside what was measured, and what all plans for the same work share."""
 
     estimate: Estimate
     measured: float
+    work: Hashable
+
+
+class Ranking(NamedTuple):
+    """How well plans for the same work are put in order; None where there are too few."""
+
+    ranking: float | None
+    regret: float | None
 
 
 def _left_out(pools: Sequence[Pooled], samples: Sequence[Sample], one: Set) -> list[Pair]:
@@ -184,7 +199,35 @@ def _left_out(pools: Sequence[Pooled], samples: Sequence[Sample], one: Set) -> l
 def _pairs(quantity: Quantity, samples: Sequence[Sample], pools: Sequence[Pooled]) -> list[Pair]:
     estimates = predict(quantity, [sample.run for sample in samples], pools)
     values = [s.seconds if quantity == "time" else float(s.peak_bytes or 0.0) for s in samples]
-    return [Pair(*pair) for pair in zip(estimates, values, strict=True)]
+    works = [_work_of(sample) for sample in samples]
+    return [Pair(*pair) for pair in zip(estimates, values, works, strict=True)]
+
+
+def _work_of(sample: Sample) -> Hashable:
+    run = sample.run
+    batch = run.data * run.micro_batch * run.num_micro_batches
+    return run.cluster, run.model, batch, run.ranks
+
+
+def ranked(pairs: Sequence[Pair]) -> Ranking:
+    """Return how well plans for the same work are put in order."""
+    groups: dict[Hashable, list[Pair]] = {}
+    for pair in pairs:
+        groups.setdefault(pair.work, []).append(pair)
+    some = [group for group in groups.values() if len(group) >= LEAST_RANKED]
+    if not some:
+        return Ranking(None, None)
+    correlations: list[float] = []
+    regrets: list[float] = []
+    for group in some:
+        values = np.array([[pair.estimate.value, pair.measured] for pair in group])
+        order = values.argsort(axis=0).argsort(axis=0)
+        correlations.append(float(np.corrcoef(order.T)[0, 1]))
+        taken = group[int(values[:, 0].argmin())]
+        regrets.append(100 * (taken.measured / values[:, 1].min() - 1))
+    sizes = [len(group) for group in some]
+    means = (float(np.average(each, weights=sizes)) for each in (correlations, regrets))
+    return Ranking(*means)
 
 
 def _result(one: Set, pairs: Sequence[Pair], others: dict[str, float]) -> Row:
@@ -202,6 +245,7 @@ def _result(one: Set, pairs: Sequence[Pair], others: dict[str, float]) -> Row:
         "rows": len(errors),
         "held_out_by": one.held_out.name,
         **result,
+        **(ranked(pairs) if one.quantity == "time" else Ranking(None, None))._asdict(),
         "aim": one.aim,
         "aims_at": one.aims_at,
         "reached": None if one.aim is None else result[one.aims_at] <= one.aim,
@@ -238,18 +282,23 @@ def write_constants(data: Path, path: Path = SHIPPED) -> int:
 
 
 def show(rows: Sequence[Row]) -> None:
-    head = "set", "rows", "held out by", "mean", "median", "max", "in 80 %", "aim", "best known"
-    print("{:20} {:>4}  {:11} {:>6} {:>6} {:>6} {:>7}  {:16} {}".format(*head))
+    head = (
+        "set", "rows", "held out by", "mean", "median", "max", "in 80 %", "order", "regret", "aim",
+        "best known",
+    )  # fmt: skip
+    print("{:20} {:>4}  {:11} {:>6} {:>6} {:>6} {:>7} {:>6} {:>6}  {:16} {}".format(*head))
     for row in rows:
         aim = "-"
         if row["aim"] is not None:
             word = "reached" if row["reached"] else "MISSED"
             aim = f"{row['aim']:g} {row['aims_at']} {word}"
         others = ", ".join(f"{name} {error:.1f}" for name, error in dict(row["others"]).items())
+        told = row["ranking"] is not None
+        ranks = f"{row['ranking']:6.2f} {row['regret']:6.1f}" if told else "     -      -"
         print(
             f"{row['set']:20} {row['rows']:4}  {row['held_out_by']:11} {row['mape']:6.1f} "
-            f"{row['median']:6.1f} {row['max']:6.1f} {100 * row['coverage']:7.1f}  {aim:16} "
-            f"{others or '-'}"
+            f"{row['median']:6.1f} {row['max']:6.1f} {100 * row['coverage']:7.1f} {ranks}  "
+            f"{aim:16} {others or '-'}"
         )
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.scoreboard import DATA, SETS, Board, rows_of, show, write_constants
+from bench.scoreboard import DATA, SETS, Board, Pair, ranked, rows_of, show, write_constants
+from penstock.estimate.predict import Estimate
 from penstock.estimate.shipped import SHIPPED, load
 from tests.bench.test_layouts import ROW, SAILOR
 
@@ -16,7 +17,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "estimate.md"
 NUMBER = re.compile(r"\d+\.\d+")
 KEYS = {
     "set", "quantity", "rows", "held_out_by", "mape", "median", "max", "coverage", "aim",
-    "aims_at", "reached", "best_known", "others",
+    "aims_at", "reached", "best_known", "others", "ranking", "regret",
 }  # fmt: skip
 
 
@@ -45,6 +46,20 @@ def rows():
     if said:
         pytest.skip(said[0])
     return found
+
+
+def _pair(predicted_s: float, measured_s: float, work: str) -> Pair:
+    return Pair(Estimate(predicted_s, 0.0, 9.0, "", (), ""), measured_s, work)
+
+
+def test_plans_for_the_same_work_are_ranked_and_the_one_taken_costs_its_regret():
+    """Of four plans two neighbours change places, first and second; three are too few."""
+    four = [_pair(p, m, "a") for p, m in ((1, 3.0), (2, 2.5), (3, 4.0), (4, 5.0))]
+    few = [_pair(3 - p, p, "b") for p in (0.5, 1.0, 2.0)]
+    found = ranked([*four, *few])
+    assert found.ranking == pytest.approx(1 - 6 * 2 / (4 * 15))
+    assert found.regret == pytest.approx(20.0)
+    assert ranked(few) == (None, None)
 
 
 def test_rows_have_the_keys_documented_and_are_json(rows):

@@ -1,5 +1,7 @@
 """Runs for the tests: any GPT that divides, with any degrees that fit."""
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
 from penstock.estimate import TrainingRun
@@ -13,6 +15,7 @@ A100 = find_device("a100-80")
 def run_of(hidden=1024, blocks=8, pipe=1, *, device=A100, sequence=512, heads=16, **more):
     """Return a run of a GPT; degrees and sizes that are not given are small."""
     model = gpt(hidden, blocks, heads, sequence=sequence, vocabulary=51200)
+    model = replace(model, scores=more.pop("scores", model.scores))
     sizes = {"tensor": 1, "data": 1, "micro_batch": 1, "num_micro_batches": 4} | more
     cluster = sizes.pop("cluster", "tests")
     return TrainingRun(model, cluster, even(blocks, pipe), (device,) * pipe, **sizes)

@@ -58,7 +58,7 @@ def test_a_model_can_be_named(write):
     names = ("layers", "hidden", "heads", "vocabulary", "sequence")
     row = {name: cell for name, cell in ROW.items() if name not in names}
     (found,) = read(write({"model": "llama3-8b", **row, "step_s": "3.0"})).samples
-    assert found.run.model == MODELS["llama3-8b"]
+    assert found.run.model == replace(MODELS["llama3-8b"], scores="flash 3")
     eager = {"model": "llama3-8b", **row, "step_s": "3.0", "attention": "eager"}
     assert read(write(eager)).samples[0].run.model.scores == "eager"
     with pytest.raises(EstimateError, match="no model is called 'llama9'"):
@@ -108,6 +108,24 @@ def test_a_device_is_as_its_row_says(only):
     assert [each.name for each in unlike] == ["a100-80", "t4"]
 
 
+def test_each_stage_and_each_kind_in_it_can_have_rates_of_its_own(only):
+    found = only(device="h100/a100-80+v100", across_gb_per_s="50/25+3", gpus_per_host="8/4")
+    first, second = found.run.devices
+    assert (first.across_bytes_per_s, first.ranks_per_host) == (50e9, 8)
+    assert (second.across_bytes_per_s, second.ranks_per_host) == (3e9, 4)
+    assert found.run.cluster == "h100/a100-80+v100"
+
+
+def test_a_stage_of_several_kinds_is_as_slow_as_its_slowest_and_its_slowest_link(only):
+    found = only(device="t4+v100").run.devices[0]
+    slow, fast = find_device("t4"), find_device("v100")
+    assert found.peak_flop_per_s == slow.peak_flop_per_s
+    assert (found.bytes_per_s, found.power_w) == (slow.bytes_per_s, slow.power_w)
+    assert found.inside_bytes_per_s == slow.inside_bytes_per_s < fast.inside_bytes_per_s
+    assert found.shared
+    assert found.memory_bytes == min(slow.memory_bytes, fast.memory_bytes)
+
+
 def test_tokens_per_second_are_of_all_devices(only):
     assert only(step_s="", tokens_per_s="100000").seconds == pytest.approx(32 * 1024 / 1e5)
 
@@ -138,9 +156,21 @@ def test_replicas_are_what_the_other_ways_leave(only):
         ({"sequence": "99999999"}, "sequence is 99999999"),
         ({"hidden": "1537"}, "hidden size 1537 is not divisible by 16 heads"),
         ({"kv_heads": "5"}, "16 heads share 5 heads"),
-        ({"tensor": "3", "gpus": "12"}, "16 heads over tensor 3"),
-        ({"context": "3", "gpus": "24"}, "a sequence of 1024 over context 3"),
+        ({"tensor": "3", "gpus": "12"}, "heads are 16 and tensor 3"),
+        ({"context": "3", "gpus": "24"}, "sequence is 1024 and context 3"),
         ({"device": "a100-80/t4/t4"}, "3 devices for 2 stages"),
+        ({"intermediate": "1537"}, "intermediate is 1537 and tensor 2"),
+        ({"experts": "5", "expert": "2"}, "experts are 5 and expert 2"),
+        ({"heads": "12", "kv_heads": "3"}, "kv_heads are 3 and tensor 2"),
+        ({"precision": "fp8"}, "precision is fp8, and a100-80 has no such products"),
+        ({"peak_bytes": "1e12"}, "peak_bytes is 1e12, and a device has"),
+        ({"peak_bytes": "51"}, "peak_bytes is 51, and its part of the weights"),
+        ({"layers": "1_8"}, "layers is '1_8', not a positive number"),
+        ({"layers": "\uff11\uff18"}, "layers is .*, not a positive number"),
+        ({"inside_gb_per_s": "1e9"}, "inside_gb_per_s is 1e9"),
+        ({"inside_gb_per_s": "300/25/25"}, "inside_gb_per_s is 300/25/25 and device a100-80"),
+        ({"device": "a100-80+t4", "power_w": "1+2+3"}, "power_w is 1.2.3 and device a100-80.t4"),
+        ({"gpus_per_host": "4/2.5"}, "gpus_per_host is '4/2.5', not a whole number"),
         ({"device": "abacus"}, "no device is called 'abacus'"),
         ({"model": "llama3-8b"}, "model is llama3-8b, and hidden is given, too"),
         ({"expert": "2"}, "expert is 2, and the model has no experts"),

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.estimate import MODELS
-from penstock.estimate.datasheet import DEVICES
+from penstock.estimate.datasheet import DEVICES, find_device
 from penstock.estimate.priors import usual
 from penstock.estimate.training_run import Hiding
 from penstock.estimate.work import LANES, TIME_TERMS, stage_parameters, stage_work, sums
@@ -143,6 +143,16 @@ def test_full_recompute_costs_a_forward_of_the_products_and_selective_none():
     assert products["full"] - head == pytest.approx((products["none"] - head) * 4 / 3)
     scores = [total(runs[how], "attention") for how in ("none", "selective", "full")]
     assert scores[0] < scores[1] == scores[2]
+
+
+def test_attention_of_before_hopper_is_slower_there_than_its_own_kernels():
+    old, own = (
+        run_of(device=find_device("h100"), scores=scores) for scores in ("fused", "flash 3")
+    )
+    assert total(old, "attention") == pytest.approx(1.6 * total(own, "attention"))
+    assert total(old, "products") == total(own, "products")
+    before = [total(run_of(scores=scores), "attention") for scores in ("fused", "flash 3")]
+    assert before[0] == before[1]
 
 
 def test_recompute_that_stops_early_leaves_out_the_last_product_of_a_block():

@@ -32,8 +32,9 @@ COLUMNS = (
     Column("experts_per_token", "2", 10_000, "of them"),
     Column("expert_intermediate", "intermediate", 4_000_000, "numbers inside an expert"),
     Column(
-        "attention", "flash", 0,
+        "attention", "of the framework", 0,
         "flash, masked (flash, its mask a tensor: of all pairs), flash 1 (its first version), "
+        "flash 3 (its third, or cuDNN's: made for Hopper and later), "
         "written (scores in memory, fused softmax), eager",
     ),
     Column(
@@ -45,9 +46,15 @@ COLUMNS = (
         "cluster", "the device", 0,
         "a name for the machines: runs of one name are fitted together",
     ),
-    Column("device", "", 0, "a name of estimate/datasheet.py, or one a stage: a100-80/t4"),
+    Column(
+        "device", "", 0,
+        "a name of estimate/datasheet.py, or one a stage: a100-80/t4; several in one: a100-80+t4",
+    ),
     Column("gpus", "the product of the ways", 10_000_000, "devices of the run"),
-    Column("gpus_per_host", "of the device", 10_000, "devices of a host"),
+    Column(
+        "gpus_per_host", "of the device", 0,
+        "devices of a host; this and the rates below: one, or one a device: 8/4",
+    ),
     Column(
         "inside_gb_per_s", "of the device", 0,
         "GB/s in one direction to another device of the host",

@@ -22,6 +22,9 @@ class Datasheet:
     shared               devices of a host share `inside_bytes_per_s`: a bus, no switch
     power_w              what it may draw, which is what products end at
     memory_bytes         infinite: not known
+    is_hopper            of NVIDIA's Hopper or a later one for data centres, whose best kernels are
+                         written anew
+    has_eight_bits       products of 8 bits with a point are twice as fast
     Raises:   EstimateError: a rate or a size is not positive.
     """
 
@@ -35,6 +38,8 @@ class Datasheet:
     power_w: float = 400.0
     memory_bytes: float = math.inf
     source: str = ""
+    is_hopper: bool = False
+    has_eight_bits: bool = True
 
     def __post_init__(self) -> None:
         for field in (*fields(self)[1:6], *fields(self)[7:9]):
@@ -93,10 +98,14 @@ _TABLE: tuple[tuple[str, float, float, float, float, int, bool, float, float, st
         "MI300X OAM: 7 links of 64 GB/s; 8 x 400 Gb/s",
     ),
 )  # fmt: skip
+_HOPPER = {"h100", "h200", "gh200", "b200"}
+_WITHOUT_EIGHT_BITS = {
+    "a100-40", "a100-80", "v100", "t4", "a10g", "titan-rtx", "rtx-2080", "rtx-3090", "mi250x",
+}  # fmt: skip
 DEVICES = tuple(
     Datasheet(
         name, tflops * TFLOP, memory * GB, inside * GB, across * GB, ranks, bus, watts, size * GB,
-        source,
+        source, is_hopper=name in _HOPPER, has_eight_bits=name not in _WITHOUT_EIGHT_BITS,
     )
     for name, tflops, memory, inside, across, ranks, bus, watts, size, source in _TABLE
 )  # fmt: skip

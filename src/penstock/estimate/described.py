@@ -11,15 +11,15 @@ from typing import NamedTuple, TypeVar, cast
 
 from penstock.errors import EstimateError
 from penstock.estimate.columns import COLUMNS
-from penstock.estimate.datasheet import Datasheet, find_device
+from penstock.estimate.datasheet import Datasheet
 from penstock.estimate.frameworks import FRAMEWORKS, Framework
 from penstock.estimate.known import find_model
 from penstock.estimate.row import FAILED, Line
 from penstock.estimate.sample import Sample
+from penstock.estimate.stage_devices import devices_of
 from penstock.estimate.table import RunTable, read_head, read_rows
 from penstock.estimate.training_run import Hiding, Recompute, Sharding, TrainingRun, even
 from penstock.estimate.transformer import Experts, Scores, Transformer
-from penstock.units import GB
 
 Value = TypeVar("Value")
 
@@ -31,14 +31,15 @@ _SIZES = (
 _BY_NAME = {column.name: column for column in COLUMNS}
 _YES = {"yes": True, "true": True, "no": False, "false": False}
 _ATTENTION: dict[str, Scores] = {
-    "flash": "fused", "masked": "masked", "flash 1": "flash 1", "written": "written",
-    "eager": "eager",
+    "flash": "fused", "masked": "masked", "flash 1": "flash 1", "flash 3": "flash 3",
+    "written": "written", "eager": "eager",
 }  # fmt: skip
 _SHARDING: dict[str, Sharding] = {
     "none": "none", "optimizer": "optimizer", "gradients": "gradients", "full": "full",
 }  # fmt: skip
 _RECOMPUTE: dict[str, Recompute] = {"none": "none", "selective": "selective", "full": "full"}
 _KERNELS = {"fused": False, "op by op": True}
+_BINARY = 1.08  # more bytes than a data sheet says, where it counts by 1,024
 _PRECISION = {"bf16": 1.0, "fp16": 1.0, "fp8": 2.0}
 
 
@@ -81,7 +82,7 @@ def sample_of(row: Line) -> Sample | None:
     if any(row.has(n) and row.text(n).lower() in FAILED for n in ("step_s", "tokens_per_s")):
         return None
     framework = _word(row, "framework", FRAMEWORKS)
-    model = replace(_model(row), is_op_by_op=_kernels(row, framework))
+    model = replace(_model(row, framework), is_op_by_op=_kernels(row, framework))
     batch = _count(row, "batch")
     degrees = _degrees(row, batch)
     stages, devices = _stages(row, model, degrees)
@@ -93,7 +94,7 @@ def sample_of(row: Line) -> Sample | None:
         raise EstimateError(message, hint="batch must be a multiple of data x micro_batch")
     run = TrainingRun(
         model,
-        row.text("cluster") if row.has("cluster") else devices[0].name,
+        row.text("cluster") if row.has("cluster") else _kinds(devices),
         stages,
         devices,
         degrees.tensor,
@@ -115,8 +116,8 @@ def sample_of(row: Line) -> Sample | None:
         on_device=_word(row, "memory", {"allocated": False, "device": True}),
     )
     _word(row, "offload", {"none": None})
-    peak = row.measured("peak_bytes") if row.has("peak_bytes") else None
-    return Sample(run, _seconds(row, run, batch), peak)
+    _check_precision(row, run)
+    return Sample(run, _seconds(row, run, batch), _peak_bytes(row, run))
 
 
 # -- parts of a row --------------------------------------------------------------------------------
@@ -151,9 +152,9 @@ def _word(row: Line, name: str, choices: dict[str, Value]) -> Value:
     return choices[text]
 
 
-def _model(row: Line) -> Transformer:
+def _model(row: Line, framework: Framework) -> Transformer:
     if row.has("model"):
-        return _named(row)
+        return _named(row, framework)
     hidden, heads = _count(row, "hidden"), _count(row, "heads")
     keys = _count(row, "kv_heads", heads)
     if heads % keys:
@@ -182,7 +183,7 @@ def _model(row: Line) -> Transformer:
         head_size=_count(row, "head_size") if row.has("head_size") else 0,
         gated=_word(row, "gated", _YES),
         tied=_word(row, "tied", _YES),
-        scores=_word(row, "attention", _ATTENTION),
+        scores=_scores(row, framework),
         experts=experts,
     )
 
@@ -191,7 +192,11 @@ def _kernels(row: Line, framework: Framework) -> bool:
     return _word(row, "kernels", _KERNELS) if row.has("kernels") else framework.is_op_by_op
 
 
-def _named(row: Line) -> Transformer:
+def _scores(row: Line, framework: Framework) -> Scores:
+    return _word(row, "attention", _ATTENTION) if row.has("attention") else framework.scores
+
+
+def _named(row: Line, framework: Framework) -> Transformer:
     """Return a model that is known, as deep and as long as the row says."""
     others = [name for name in _SIZES if row.has(name)]
     if others:
@@ -201,9 +206,9 @@ def _named(row: Line) -> Transformer:
         _count(row, name) if row.has(name) else 0 for name in ("layers", "sequence")
     )
     model = find_model(row.text("model"), blocks=blocks, sequence=sequence)
-    if not row.has("attention"):
+    if not row.has("attention") and model.scores != "fused":
         return model
-    return replace(model, scores=_word(row, "attention", _ATTENTION))
+    return replace(model, scores=_scores(row, framework))
 
 
 def _degrees(row: Line, batch: int) -> _Degrees:
@@ -233,39 +238,30 @@ def _stages(
     if len(stages) != pipe:
         what = f"stages are {row.text('stages')} and pipeline is {pipe}"
         raise _refused(row, what, "give as many stages as pipeline says")
-    devices = tuple(map(find_device, row.text("device").split("/")))
-    if len(devices) == 1:
-        devices *= pipe
-    if len(devices) != pipe:
-        what = f"{len(devices)} devices for {pipe} stages"
-        raise _refused(row, what, "give one device, or one for each stage")
-    if model.heads % degrees.tensor:
-        what = f"{model.heads} heads over tensor {degrees.tensor}"
-        raise _refused(row, what, "tensor must divide heads")
-    if model.sequence % degrees.context:
-        what = f"a sequence of {model.sequence} over context {degrees.context}"
-        raise _refused(row, what, "context must divide sequence")
-    return stages, tuple(_linked(row, device) for device in devices)
+    _check_divided(row, model, degrees)
+    return stages, devices_of(row, pipe)
 
 
-def _linked(row: Line, device: Datasheet) -> Datasheet:
-    """Return a device as its row describes it."""
-    own, inside, across = (
-        row.number(name) * GB if row.has(name) else usual
-        for name, usual in (
-            ("memory_gb_per_s", device.bytes_per_s),
-            ("inside_gb_per_s", device.inside_bytes_per_s),
-            ("across_gb_per_s", device.across_bytes_per_s),
-        )
-    )
-    return replace(
-        device,
-        bytes_per_s=own,
-        inside_bytes_per_s=inside,
-        across_bytes_per_s=across,
-        ranks_per_host=_count(row, "gpus_per_host", device.ranks_per_host),
-        power_w=row.number("power_w") if row.has("power_w") else device.power_w,
-    )
+def _check_divided(row: Line, model: Transformer, degrees: _Degrees) -> None:
+    """Refuse a model that the ways do not divide."""
+    divided = [
+        (model.heads, "heads", degrees.tensor, "tensor"),
+        (model.sequence, "sequence", degrees.context, "context"),
+        (model.feed_forward, "intermediate", degrees.tensor, "tensor"),
+    ]
+    if model.experts is not None:
+        wide = model.experts.width
+        divided.append((model.experts.count, "experts", _count(row, "expert"), "expert"))
+        divided.append((wide, "expert_intermediate", degrees.tensor, "tensor"))
+    for size, what, ways, way in divided:
+        if size % ways:
+            are = "are" if what.endswith("s") else "is"
+            message = f"{what} {are} {size} and {way} {ways}"
+            raise _refused(row, message, f"{way} must divide {what}")
+    keys = model.key_heads or model.heads
+    if keys % degrees.tensor and degrees.tensor % keys:
+        what = f"kv_heads are {keys} and tensor {degrees.tensor}"
+        raise _refused(row, what, "one of them must divide the other")
 
 
 def _interleave(row: Line, model: Transformer, pipe: int) -> int:
@@ -310,6 +306,34 @@ def _seconds(row: Line, run: TrainingRun, batch: int) -> float:
         what = f"{both[0]} is {row.text(both[0])}, and at peak its FLOP take {least:.3g} s"
         raise _refused(row, what, "is it in seconds, and of a whole step?")
     return seconds
+
+
+def _kinds(devices: tuple[Datasheet, ...]) -> str:
+    return "/".join(dict.fromkeys(device.name for device in devices))
+
+
+def _check_precision(row: Line, run: TrainingRun) -> None:
+    """Refuse products of 8 bits on a device that has none."""
+    for device in run.devices if run.product_speed > 1 else ():
+        if not device.has_eight_bits:
+            what = f"precision is {row.text('precision')}, and {device.name} has no such products"
+            raise _refused(row, what, "say bf16 or fp16")
+
+
+def _peak_bytes(row: Line, run: TrainingRun) -> float | None:
+    """Return the measured bytes: at most what a device has, at least its part of the weights."""
+    peak = row.measured("peak_bytes") if row.has("peak_bytes") else None
+    if peak is None:
+        return None
+    most = max(device.memory_bytes for device in run.devices) * _BINARY
+    if peak > most:
+        what = f"peak_bytes is {row.text('peak_bytes')}, and a device has {most:.3g}"
+        raise _refused(row, what, "is it that of one device?")
+    least = 2 * run.model.parameters / run.ranks
+    if peak < least:
+        what = f"peak_bytes is {row.text('peak_bytes')}, and its part of the weights {least:.3g}"
+        raise _refused(row, what, "is it in bytes?")
+    return peak
 
 
 def _short(names: list[str]) -> str:

@@ -5,10 +5,12 @@ puts arrays in their places.
 """
 
 from collections.abc import Collection
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
+Floats: TypeAlias = NDArray[np.float64]
 Number = TypeVar("Number", int, float)
 
 

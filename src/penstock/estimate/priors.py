@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from penstock.estimate.work_terms import Floats
+from penstock.estimate.either import Floats
 
 Quantity: TypeAlias = Literal["time", "memory"]
 Axis: TypeAlias = Literal["", "power", "memory", "inside", "across"]

@@ -33,13 +33,23 @@ class Line:
 
         Raises:   EstimateError: it is not one.
         """
+        return self.number_in(column, self.text(column))
+
+    def number_in(self, column: str, text: str, most: float = _LARGEST) -> float:
+        """Return a part of a cell as a positive number of at most `most`.
+
+        Raises:   EstimateError: it is not one.
+        """
         try:
-            value = float(self.text(column))
+            value = float(text) if text.isascii() and "_" not in text else math.nan
         except ValueError:
             value = math.nan
         if not _LEAST <= value <= _LARGEST:
             message = f"{self.place}: {column} is {self.text(column)!r}, not a positive number"
             raise EstimateError(message, hint="correct the cell, or remove the row")
+        if value > most:
+            message = f"{self.place}: {column} is {self.text(column)}"
+            raise EstimateError(message, hint=f"it can be {most:,} at most")
         return value
 
     def integer(self, column: str, most: int = _MOST) -> int:

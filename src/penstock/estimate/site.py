@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.estimate.datasheet import Datasheet
+from penstock.estimate.either import Floats
 from penstock.estimate.training_run import TrainingRun
-from penstock.estimate.work_terms import Floats
 
 # Natural logarithms by which two places are far: 0.7 is a factor of 2, 2.0 one of 7.
 _SCALES = (0.7, 0.7, 0.7, 1.0, 2.0, 1.0)

@@ -22,6 +22,7 @@ from penstock.estimate.pool import Pooled
 from penstock.estimate.predict import pool_of
 from penstock.estimate.shipped import load
 from penstock.estimate.site import site_of
+from penstock.estimate.work import flash_times
 from penstock.graph.graph import Graph
 from penstock.job import Job
 from penstock.profile.estimate import estimated, kinds_of
@@ -61,7 +62,7 @@ def estimated_in(
     constants = constants_on(kind, cluster, load())
     if constants is None:
         return estimated(graph, kind, state, wire=wire)
-    efficiency = efficiency_of(constants)
+    efficiency = efficiency_of(constants, kind)
     profile = estimated(graph, kind, state, efficiency, wire=wire)
     return replace(profile, error=_error(graph, kind, constants))
 
@@ -83,7 +84,7 @@ def sheet_of(
     """
     inside, between = links
     fastest = inside or between
-    known = [device.power_w for device in DEVICES if device.name == kind.name]
+    known = [device for device in DEVICES if device.name == kind.name]
     return Datasheet(
         kind.name,
         peak_flop_per_s,
@@ -91,8 +92,9 @@ def sheet_of(
         fastest.bytes_per_s if fastest else math.inf,
         between.bytes_per_s / each if between else fastest.bytes_per_s if fastest else math.inf,
         each,
-        power_w=known[0] if known else usual_power_w(peak_flop_per_s),
+        power_w=known[0].power_w if known else usual_power_w(peak_flop_per_s),
         memory_bytes=kind.memory_bytes,
+        is_hopper=bool(known) and known[0].is_hopper,
     )
 
 
@@ -108,12 +110,17 @@ def constants_on(kind: DeviceKind, cluster: Cluster, pools: Sequence[Pooled]) ->
     return pool_of("time", pools).at(site_of([device], cluster.num_ranks, sharded=_SHARDED))
 
 
-def efficiency_of(constants: Constants) -> Efficiency:
-    """Return the shares that ops reach by these constants; a convolution is a product."""
+def efficiency_of(constants: Constants, kind: DeviceKind) -> Efficiency:
+    """Return the shares that ops reach by these constants; a convolution is a product.
+
+    Attention is that of torch, whose kernels are of Ampere's kind.
+    """
     values = constants.values
     moved = 1 / values["bytes"]
     share: dict[OpClass, float] = {name: moved for name, _ in DEFAULT.share}
-    share |= {"product": 1 / values["products"], "attention": 1 / values["attention"]}
+    is_hopper = any(device.is_hopper for device in DEVICES if device.name == kind.name)
+    attention = values["attention"] * flash_times("fused", is_hopper=is_hopper)
+    share |= {"product": 1 / values["products"], "attention": 1 / attention}
     share["convolution"] = share["product"]
     return Efficiency(tuple(share.items()), launch_s=0.0, host_s=values["launches"])
 
@@ -124,12 +131,13 @@ def _error(graph: Graph, kind: DeviceKind, constants: Constants) -> float:
     By how much the seconds of the step change with each of them.
     """
     names = ("products", "attention", "bytes", "launches")
-    usual = sum(op_seconds(graph, kind, efficiency_of(constants)))
+    usual = sum(op_seconds(graph, kind, efficiency_of(constants, kind)))
     if not usual:
         return 0.0
     parts: list[float] = []
     for name in names:
         values = constants.values | {name: constants.values[name] * 1.01}
-        changed = sum(op_seconds(graph, kind, efficiency_of(replace(constants, values=values))))
+        efficiency = efficiency_of(replace(constants, values=values), kind)
+        changed = sum(op_seconds(graph, kind, efficiency))
         parts.append((changed / usual - 1) / 0.01 * constants.doubt[name])
     return 2 * math.sqrt(float(np.square(parts).sum()) + constants.spread**2)

@@ -6,7 +6,9 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from penstock.errors import EstimateError
 
-Scores: TypeAlias = Literal["fused", "masked", "flash 1", "written", "eager", "eager in 32 bits"]
+Scores: TypeAlias = Literal[
+    "fused", "masked", "flash 1", "flash 3", "written", "eager", "eager in 32 bits"
+]
 Split: TypeAlias = Literal["tensor", "copied", "expert"]
 
 
@@ -89,7 +91,7 @@ class Transformer:
     @property
     def is_flash(self) -> bool:
         """Return whether scores are never written."""
-        return self.scores in ("fused", "masked", "flash 1")
+        return self.scores in ("fused", "masked", "flash 1", "flash 3")
 
     @property
     def per_head(self) -> int:

@@ -10,13 +10,16 @@ from typing import Literal, NamedTuple, TypeAlias
 from penstock.estimate.either import among, ever, most, where
 from penstock.estimate.link_rates import (
     LinkSeconds,
+    alike_around,
     all_reduce_s,
     exchange_s,
     gather_s,
     neighbour_s,
+    slowest_of,
 )
 from penstock.estimate.training_run import TrainingRun
-from penstock.estimate.transformer import Matrix, Transformer
+from penstock.estimate.transformer import Matrix, Scores, Transformer
+from penstock.estimate.unlike import beside_mean
 
 Lane: TypeAlias = Literal["device", "host", "wire"]
 Work: TypeAlias = "defaultdict[tuple[Lane, str], float]"
@@ -41,6 +44,7 @@ _FLASH_TIMES = {
     "flash 1": 2.0,  # slower than its second version, arXiv:2307.08691
     "masked": 2.0,  # all pairs, not those that may see each other
 }
+_BEFORE_HOPPER = 1.6  # slower on Hopper than its own kernels: 1.5 to 2 forward, arXiv:2407.08608
 _LOSS_BYTES = 48, 20  # of a logit, forward and backward: op by op in 32 bits, and in one kernel
 _CAST_BYTES = 4  # of a number that goes into a product of 8 bits: read, and written twice
 _BLOCK_LAUNCHES = 24  # forward, fused norms, bias and dropout; twice as many backward
@@ -99,11 +103,28 @@ def stage_work(run: TrainingRun, at: int, *, messages: bool = True) -> Work:
     if at == run.pipe - 1:
         _add(work, _head(run, at))
     if run.pipe > 1 and messages:
-        sent = _WORD * run.tokens * run.model.hidden
-        lane: Lane = "wire" if run.overlap.pipe else "device"
-        _send(work, lane, neighbour_s(run, at, sent), 2 * run.interleave)
-        work["host", "launches"] += _ENGINE_LAUNCHES * run.interleave
+        _add(work, _pipe_messages(run, at))
     _add(work, _gathers(run, at))
+    shares = beside_mean(run.devices, at)
+    for lane, name in work:
+        work[lane, name] *= shares.get(name, 1.0)
+    return work
+
+
+def _pipe_messages(run: TrainingRun, at: int) -> Work:
+    """Return a message to a neighbour and one back, for each chunk.
+
+    Under 1F1B stage s has S - s micro-batches in flight; the last of them is back only after all
+    messages on the way, so that the stage waits for (S - 1 - s) / (S - s) of both whether they are
+    sent beside compute or not.  Chunks of a rank have as many more in flight as hide them.
+    """
+    work: Work = defaultdict(float)
+    sent = neighbour_s(run, at, _WORD * run.tokens * run.model.hidden)
+    messages = 2 * run.interleave
+    hidden = where(run.interleave > 1, messages, 0) if run.overlap.pipe else 0
+    _send(work, "device", sent, messages - hidden)
+    _send(work, "wire", sent, hidden)
+    work["host", "launches"] += _ENGINE_LAUNCHES * run.interleave
     return work
 
 
@@ -115,7 +136,7 @@ def _gathers(run: TrainingRun, at: int) -> Work:
         gathers = where(run.sharding == "full", 2, 1)
         own = sum(stage_parameters(run, at))
         sent = where(is_gathered, own * (gathers * _WORD + run.gradient_bytes), 0.0)
-        _send(work, "wire" if run.overlap.gathers else "device", gather_s(run, sent))
+        _send(work, "wire" if run.overlap.gathers else "device", gather_s(run, at, sent))
     return work
 
 
@@ -242,7 +263,7 @@ def _attention(run: TrainingRun, at: int) -> Work:
     flop = 2 * pairs * (2 * model.per_head + rotary)
     again = run.recompute != "none"
     if model.is_flash:
-        flop *= (1 + again + 2.5) / 2 * _FLASH_TIMES.get(model.scores, 1)
+        flop *= (1 + again + 2.5) / 2 * flash_times(model.scores, is_hopper=device.is_hopper)
     else:
         flop *= 1 + again + 2
         is_eager = _is_eager(run)
@@ -258,6 +279,12 @@ def _attention(run: TrainingRun, at: int) -> Work:
         sent = run.tokens * (run.context - 1) * keys
         work["wire", "inside"] += (2 + again) * sent / device.inside_bytes_per_s
     return work
+
+
+def flash_times(scores: Scores, *, is_hopper: bool) -> float:
+    """Return the times that fused attention takes as long as the best kernels of a device."""
+    is_older = is_hopper and scores != "flash 3"
+    return _FLASH_TIMES.get(scores, 1.0) * (_BEFORE_HOPPER if is_older else 1.0)
 
 
 def _kernel_bytes(run: TrainingRun, block: int) -> float:
@@ -379,12 +406,16 @@ def stage_parameters(run: TrainingRun, at: int) -> tuple[float, float]:
 
 
 def stage_keys(run: TrainingRun) -> list[tuple[object, ...]]:
-    """Return a key of every stage's work: stages with the same key are alike."""
+    """Return a key of every stage's work: stages with the same key are alike.
+
+    Of unlike devices those at a turn from one kind to another have other links.
+    """
     last, mixed = run.pipe - 1, run.model.experts is not None
     keys: list[tuple[object, ...]] = []
     for at, (blocks, device) in enumerate(zip(run.stage_blocks, run.devices, strict=True)):
         kinds = [(is_mixed(run, b), count) for b, count in block_kinds(run, at)] if mixed else ()
-        keys.append((blocks, device, at == 0, at == last, *kinds))
+        edges = alike_around(run, at)
+        keys.append((blocks, device, at == 0, at == last, edges, *kinds))
     return keys
 
 
@@ -398,33 +429,28 @@ def distinct_stages(run: TrainingRun) -> list[tuple[int, int]]:
 
 
 def once_a_step(run: TrainingRun) -> dict[str, float]:
-    """Return the work of the busiest rank once a step, beside the sums of gradients: optimizer."""
-    own, experts = busiest_parameters(run)
+    """Return the work of the slowest rank once a step, beside sums of gradients: optimizer."""
     replicas = run.data * run.context
     copies = most(1, replicas * run.tensor // run.expert)
-    held = where(run.sharding == "none", own + experts, own / replicas + experts / copies)
-    update_s = _UPDATE_BYTES * held / min(device.bytes_per_s for device in run.devices)
+    update_s = 0.0
+    for at, _ in distinct_stages(run):
+        own, experts = stage_parameters(run, at)
+        held = where(run.sharding == "none", own + experts, own / replicas + experts / copies)
+        share = beside_mean(run.devices, at).get("bytes", 1.0)
+        update_s = most(update_s, share * _UPDATE_BYTES * held / run.devices[at].bytes_per_s)
     return {"bytes": update_s, "step": 1.0}
 
 
 def sums(run: TrainingRun) -> dict[str, float]:
-    """Return the work of summing gradients once a step, of the rank with most of them.
+    """Return the work of summing gradients once a step, of the stage that takes longest.
 
     A distributed optimizer scatters gradients and gathers weights instead.
     """
-    own, _ = busiest_parameters(run)
-    scattered = own * (run.gradient_bytes + _WORD) / 2
-    sent = where(run.sharding == "optimizer", scattered, own * run.gradient_bytes)
-    is_summed = among(run.sharding, ("none", "optimizer"))
-    found = all_reduce_s(run, 0, where(is_summed, sent, 0.0), axis="data")
+    is_summed, ways = among(run.sharding, ("none", "optimizer")), list[LinkSeconds]()
+    for at, _ in distinct_stages(run):
+        own, _ = stage_parameters(run, at)
+        scattered = own * (run.gradient_bytes + _WORD) / 2
+        sent = where(run.sharding == "optimizer", scattered, own * run.gradient_bytes)
+        ways.append(all_reduce_s(run, at, where(is_summed, sent, 0.0), axis="data"))
+    found = slowest_of(ways)
     return {"inside": found.inside_s, "across": found.across_s}
-
-
-def busiest_parameters(run: TrainingRun) -> tuple[float, float]:
-    """Return the numbers of the rank that holds most: those of all, and those of experts."""
-    sizes = [stage_parameters(run, at) for at, _ in distinct_stages(run)]
-    own, experts = sizes[0]
-    for numbers, others in sizes[1:]:
-        is_more = numbers + others > own + experts
-        own, experts = where(is_more, numbers, own), where(is_more, others, experts)
-    return own, experts

@@ -25,6 +25,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.estimate.either import Floats
 from penstock.estimate.training_run import TrainingRun
 from penstock.estimate.work import (
     LANES,
@@ -36,7 +37,6 @@ from penstock.estimate.work import (
 )
 from penstock.profile.roofline import POWER
 
-Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
 
 
