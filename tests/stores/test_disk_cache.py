@@ -127,6 +127,18 @@ def in_process(call, *arguments):
     return process
 
 
+def test_its_folder_is_that_of_where_it_was_made(tmp_path, monkeypatch):
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    cache = DiskCache("kept", 100)
+    monkeypatch.chdir(tmp_path / "there")
+    cache.put("one", b"content")
+    assert cache.get("one") == b"content"
+    assert [path.name for path in tmp_path.glob("*/kept")] == ["kept"]
+    assert (tmp_path / "here" / "kept").exists()
+
+
 def test_a_cache_without_room_is_refused(tmp_path):
     with pytest.raises(StoreError, match="0 bytes"):
         DiskCache(tmp_path, 0)

@@ -36,6 +36,8 @@ class _KeptFile(NamedTuple):
 class DiskCache:
     """Bytes by key in a folder: at most `most_bytes`, digests included.
 
+    The folder stays the same one where the process goes to another afterwards.
+
     Raises:   StoreError: there is no room for anything.
     """
 
@@ -46,6 +48,7 @@ class DiskCache:
         if self.most_bytes < 1:
             message = f"a cache of {self.most_bytes} bytes in {self.folder}"
             raise StoreError(message, hint="give it some GB, or leave it out: cache=None")
+        object.__setattr__(self, "folder", Path(self.folder).absolute())
 
     def get(self, key: str) -> bytes | None:
         """Return what is kept for a key, which is the last to be evicted then; None: nothing is.
