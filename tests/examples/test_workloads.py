@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from examples import disruptions, experts, fluid, labels
+from examples import disruptions, experts, fluid, labels, neighbours
 from penstock.graph.trace import capture
 from penstock.job import Job, load_job
 from penstock.plan import plan_by_hand
@@ -31,6 +31,14 @@ def fitted(job: Job, steps: int) -> nn.Module:
         (loss if isinstance(loss, Tensor) else loss[0]).backward()
         updates.step()
     return model
+
+
+def of_two_replicas(job: Job) -> Run:
+    """Return a run of two replicas, each with half of a step's micro-batches."""
+    made, count = capture(job), job.micro_batches // 2
+    options = {"num_micro_batches": count, "num_ranks": 1, "replicas": 2, "clip": job.awaits_all}
+    plan = plan_by_hand(made.graph, (), "one_f_one_b", **options)
+    return Run(plan.changed(sums=job.sums), job, made)
 
 
 # A surrogate of a solver
@@ -179,12 +187,7 @@ def some_moments(start: int, loud: int | None = None) -> Iterator[disruptions.Ba
 
 @cache
 def short_alarm(bits: Literal["bfloat16", "float16"] | None) -> Run:
-    """Return a run of two replicas, each with half of a step's micro-batches."""
-    job = replace(disruptions.alarm(bits), data=some_moments)
-    made, count = capture(job), job.micro_batches // 2
-    options = {"num_micro_batches": count, "num_ranks": 1, "replicas": 2, "clip": job.awaits_all}
-    plan = plan_by_hand(made.graph, (), "one_f_one_b", **options)
-    return Run(plan.changed(sums=job.sums), job, made)
+    return of_two_replicas(replace(disruptions.alarm(bits), data=some_moments))
 
 
 def test_a_lost_plasma_is_warned_of_and_leaves_no_signal() -> None:
@@ -270,8 +273,95 @@ def test_a_step_that_overflows_at_one_worker_is_left_out_by_both(tmp_path) -> No
     assert not any(torch.equal(weights[1][name], weights[2][name]) for name in names)
 
 
+# A graph network with sampled neighbours
+
+
+@pytest.fixture
+def near_store(monkeypatch):
+    """Let the store answer at once."""
+    monkeypatch.setattr(neighbours, "REQUEST_S", 0.0)
+    monkeypatch.setattr(neighbours, "BYTES_PER_S", torch.inf)
+
+
+def test_drawn_nodes_are_neighbours_and_each_is_drawn_about_as_often() -> None:
+    first, of, _ = neighbours.graph()
+    node = int((first.diff() == 12).nonzero()[0])
+    beside = of[first[node] : first[node + 1]]
+    generator = torch.Generator().manual_seed(0)
+    drawn = neighbours.graph().drawn(torch.full((3, 5), node), 2000, generator)
+    assert drawn.shape == (3, 5, 2000)
+    assert set(drawn.flatten().tolist()) == set(beside.tolist())
+    assert node in beside
+    for other in beside.unique().tolist():
+        share = float((beside == other).float().mean())
+        assert float((drawn == other).float().mean()) == pytest.approx(share, rel=0.1)
+
+
+def test_edges_go_both_ways() -> None:
+    first, of, _ = neighbours.graph()
+    source = torch.arange(neighbours.NODES).repeat_interleave(first.diff())
+    there, back = source * neighbours.NODES + of, of * neighbours.NODES + source
+    assert torch.equal(there.sort()[0], back.sort()[0])
+
+
+@pytest.mark.usefixtures("near_store")
+@pytest.mark.parametrize("room", [0, 700, neighbours.NODES])
+def test_a_cache_changes_what_is_fetched_and_no_number(room: int) -> None:
+    row_bytes = 4 * neighbours.D
+    held = neighbours.features(room * row_bytes + row_bytes - 1)
+    assert len(held.rows) == room
+    counts = neighbours.graph().first.diff()
+    hot = set(counts.argsort(descending=True, stable=True)[:room].tolist())
+    for number in (0, 5):
+        nodes = neighbours.sampled(number)
+        batch = neighbours.batch_of(nodes, room * row_bytes + row_bytes - 1)
+        for name, part in zip(("own", "near", "far"), nodes, strict=True):
+            assert torch.equal(batch[name], neighbours.stored()[part])
+        wanted = {node for part in nodes for node in part.flatten().tolist()}
+        assert float(batch["fetched"]) == pytest.approx(len(wanted - hot) * row_bytes / 1e3)
+
+
+def test_a_layer_means_over_neighbours() -> None:
+    torch.manual_seed(0)
+    model = neighbours.Sage().double()
+    own, near, far = (torch.randn(*shape, 64).double() for shape in ((2,), (2, 3), (2, 3, 4)))
+
+    def mixed(layer: nn.Module, node: Tensor, others: list[Tensor]) -> Tensor:
+        mean = sum(others, torch.zeros(())) / len(others)
+        return layer.own.weight @ node + layer.own.bias + layer.near.weight @ mean
+
+    for seed, scores in enumerate(model(own, near, far)):
+        around = [
+            mixed(model.first, near[seed, at], [*far[seed, at]]).clamp(min=0) for at in range(3)
+        ]
+        middle = mixed(model.first, own[seed], [*near[seed]]).clamp(min=0)
+        torch.testing.assert_close(scores, mixed(model.second, middle, around))
+
+
+@pytest.mark.usefixtures("near_store")
+def test_replicas_with_and_without_a_cache_are_the_plain_loop(tmp_path) -> None:
+    losses, fetched = [], []
+    for job in (neighbours.job(), neighbours.uncached()):
+        run = of_two_replicas(job)
+        proof = prove(Planned(run.job, run.captured, run.plan), (0, 3))
+        assert proof.problem == ""
+        steps = train(run, tmp_path / str(len(losses)), (1,) * 10).steps
+        losses.append([step.loss for step in steps])
+        fetched.append([step.figures["fetched"] for step in steps])
+    assert losses[0] == losses[1]
+    assert losses[0][-1] < 0.8 * losses[0][0]
+    assert all(kept < 0.7 * whole for kept, whole in zip(*fetched, strict=True))
+
+
 @pytest.mark.parametrize(
-    "name", ["fluid.py", "experts.py:expert_2", "labels.py:label_3", "disruptions.py:bfloat16"]
+    "name",
+    [
+        "fluid.py",
+        "experts.py:expert_2",
+        "labels.py:label_3",
+        "disruptions.py:bfloat16",
+        "neighbours.py:uncached",
+    ],
 )
 def test_jobs_are_found_by_their_names(name: str) -> None:
     assert load_job(f"examples/{name}").num_steps > 0

@@ -9,7 +9,7 @@ from penstock.cli import face
 from penstock.errors import JobError
 from penstock.files import write_text
 
-_FIELD = "fluid.py", "experts.py", "labels.py", "disruptions.py"  # workloads that it trains
+_FIELD = "fluid.py", "experts.py", "labels.py", "disruptions.py", "neighbours.py"
 EXAMPLES = ("gpt.py", "hf.py", *_FIELD, "texts.py", "mixed.toml")
 _NAMES = ", ".join(file.partition(".")[0] for file in EXAMPLES)
 _JOBS = {"hf.py": "llama", "experts.py": "expert_0", "labels.py": "label_0", "texts.py": "buckets"}
@@ -32,7 +32,8 @@ def example(
     lengths (texts), machines (mixed).
 
     Also what the field trains: a surrogate of a solver (fluid), experts of a diffusion model that
-    never meet (experts), adversarial nets of each label (labels), an LSTM in 16 bits (disruptions).
+    never meet (experts), adversarial nets of each label (labels), an LSTM in 16 bits
+    (disruptions), a graph network with a cache of features (neighbours).
 
     Example: penstock example gpt && penstock train gpt.py
     """
