@@ -20,7 +20,7 @@ SRC = Path(penstock.__file__).parent
 BEHIND = {  # lines that may stand behind a module
     "schedule.one_f_one_b": 2_530,  # since a file that is gone is named
     "program.program": 5_267,  # since sums go any number of steps late
-    "simulate.simulate": 13_383,  # since sums go any number of steps late
+    "simulate.simulate": 13_450,  # since what sums take of a core is measured
     "runtime.worker": 34_050,  # since scripts of strangers were tried
     "training.train": 103_790,  # since a summary tells how a store was read
 }

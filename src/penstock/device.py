@@ -6,6 +6,7 @@ on it have a process each, which enters its own before all else.  What else of i
 here, filled by torch's module of its kind; another kind needs a row in KINDS.
 """
 
+import importlib
 import mmap
 import os
 import time
@@ -114,6 +115,22 @@ class Device:
     def free_bytes(self) -> int:
         """Return how much of an accelerator's memory nobody holds."""
         return self._of_kind.mem_get_info(self.index)[0]
+
+    def joules(self) -> float | None:
+        """Return what an accelerator has taken since its driver was loaded.
+
+        None where its library (nvidia-ml-py) is not installed, or it does not tell, as a slice of
+        one does not.
+        """
+        nvml = None if self.is_cpu else _nvml()
+        if nvml is None:
+            return None
+        uuid = getattr(self._of_kind.get_device_properties(self.index), "uuid", None)
+        try:
+            board = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+            return 1e-3 * nvml.nvmlDeviceGetTotalEnergyConsumption(board)
+        except nvml.NVMLError:
+            return None
 
     @property
     def _of_kind(self) -> Any:
@@ -286,6 +303,20 @@ class Device:
 
 _limits: list[int] = []  # of what this process's tensors may hold of its accelerator, if any
 _HOST = Device(CPU)  # asked for at every op that draws
+
+
+@cache
+def _nvml() -> Any:
+    """Return the library that asks NVIDIA's boards, ready for use; None where it cannot be used."""
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ImportError:
+        return None
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:  # no driver
+        return None
+    return nvml
 
 
 @cache

@@ -14,8 +14,10 @@ from penstock.cli.links import computing, inside_words, matrix, regions_words
 from penstock.cluster import Cluster, DeviceKind, Host
 from penstock.cluster.machine import cpu_name, detect
 from penstock.device import Device
+from penstock.gauge import joules
 from penstock.gauge.benchmark import Benchmark
 from penstock.gauge.hosts import Compared, Survey, slowest
+from penstock.gauge.joules import JouleMeter
 from penstock.gauge.links import Overlapped, Probe, Timing
 from tests.cli.conftest import Call
 
@@ -29,7 +31,22 @@ def test_doctor_finds_this_machine_fit_and_says_what_it_has(call: Call) -> None:
     assert found["torch"] == torch.__version__
     assert found["cores"].split()[0] == str(detect().cores)
     assert found["processor"] == cpu_name()
-    assert {*LIBRARIES, "memory", "processes", "shared memory", "gloo", "NCCL"} <= found.keys()
+    others = "memory", "energy", "processes", "shared memory", "gloo", "NCCL"
+    assert {*LIBRARIES, *others} <= found.keys()
+
+
+def test_doctor_says_in_one_line_what_tells_joules_or_why_nothing_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    meter = JouleMeter("package-0", lambda: 1.0, 100.0)
+    for found, state, words in (
+        ([meter], "ok", "package-0"),
+        ([], "note", "nothing tells: there is"),
+    ):
+        monkeypatch.setattr(joules, "meters", lambda found=found: found)
+        (line,) = [each for each in examine() if each.what == "energy"]
+        assert line.state == state
+        assert words in line.value
 
 
 def test_doctor_for_people_shows_the_same_and_a_verdict(call: Call) -> None:

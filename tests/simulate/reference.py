@@ -155,6 +155,8 @@ class Reference:
             sent = size_bytes * (1 - 1 / len(members))
             wire = sent / slowest.bytes_per_s
             lost = wire - wire / (1 + slowest.slowdown)
+            if sent and (slowest.core_s or slowest.core_bytes_per_s < float("inf")):
+                lost = slowest.core_s + sent / slowest.core_bytes_per_s
         self.sums_until[rank] = max(self.sums_until[rank], self.now) + takes
         self.free_part[rank] = 1 - min(1.0, lost / takes) if takes > 0 else 1.0
 

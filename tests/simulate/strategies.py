@@ -61,7 +61,10 @@ def sharded(code: Code) -> Iterator[Instruction]:
 
 positive = st.floats(0.1, 9.0)
 perhaps = st.just(0.0) | st.floats(0.01, 2.0)
-links = st.builds(Link, perhaps, positive, perhaps, st.just(float("inf")) | positive, perhaps)
+rates = st.just(float("inf")) | positive
+links = st.builds(
+    Link, perhaps, positive, perhaps, rates, perhaps, core_s=perhaps, core_bytes_per_s=rates
+)
 
 
 @st.composite

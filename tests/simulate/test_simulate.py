@@ -324,6 +324,16 @@ def test_copies_take_of_the_core_where_there_is_none_to_spare(cores: int, longer
     assert end_s - start_s == pytest.approx(times + longer_s, rel=2e-3)
 
 
+@pytest.mark.parametrize(("cores", "longer_s"), [(0, 0.3), (4, 0.0), (3, 0.15), (2, 0.3)])
+def test_what_a_sum_was_measured_to_take_is_what_computes_beside_it_lose(
+    cores: int, longer_s: float
+):
+    """0.1 s and 4 bytes at 40 bytes/s, and 0.1 s of its own; a gather lasts for 0.6 s."""
+    link = Link(0.0, 8.0, copy_bytes_per_s=80.0, slowdown=0.25, core_s=0.1, core_bytes_per_s=40.0)
+    start_s, end_s = gathered(cores, link, kept_s=0.1)["F0.0"]
+    assert end_s - start_s == pytest.approx(1 + longer_s, rel=2e-3)
+
+
 def test_collective_that_takes_all_of_a_core_leaves_nothing_beside_it():
     found = gathered(2, Link(0.0, 8.0, copy_bytes_per_s=1.0))
     assert found["F0.0"] == (0.0, pytest.approx(1.5))

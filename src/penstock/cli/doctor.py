@@ -17,6 +17,7 @@ import penstock
 from penstock.cli import face
 from penstock.cli.calibrate import calibrate
 from penstock.cli.links import links
+from penstock.cli.sums_beside import overlap
 from penstock.cluster.machine import HERE, cpu_name, detect
 from penstock.errors import ClusterError
 from penstock.files import cache_folder
@@ -43,27 +44,21 @@ def doctor(
     calibrated: Annotated[
         bool, typer.Option("--calibrate", help="Measure ops and the link instead, for a minute.")
     ] = False,
+    overlapped: Annotated[
+        bool, typer.Option("--overlap", help="Measure sums beside computes instead.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Write machines and links here (TOML).")] = None,
     region: Annotated[str | None, typer.Option(help="Region of this host.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Show what this machine has, and what is missing; or measure links, or all that it reaches.
+    """Show what this machine has, and what is missing; or measure links, sums beside computes, or
+    all that it reaches.
 
     Exits 1 if training cannot work here.
 
     Example: penstock doctor --links --out cluster.toml
     """
-    if measure_links and calibrated:
-        raise ClusterError("--links and --calibrate", hint="--calibrate measures the link, too")
-    if calibrated and region is None:
-        if out is not None:
-            face.check_place(out)
-        calibrate(out, as_json=as_json)
-        return
-    if measure_links:
-        if out is not None:
-            face.check_place(out)
-        links(out, region or HERE, as_json=as_json)
+    if _measured((measure_links, calibrated, overlapped), out, region, as_json=as_json):
         return
     if out is not None or region is not None:
         name = "--out" if out is not None else "--region"
@@ -82,12 +77,37 @@ def doctor(
         raise typer.Exit(face.FAILED)
 
 
+def _measured(
+    asked: tuple[bool, bool, bool], out: Path | None, region: str | None, *, as_json: bool
+) -> bool:
+    """Measure links, all that this machine reaches, or sums beside computes, if that is asked for.
+
+    Raises:   ClusterError: two of these at once.
+    """
+    measures_links, calibrated, overlapped = asked
+    if measures_links and calibrated:
+        raise ClusterError("--links and --calibrate", hint="--calibrate measures the link, too")
+    if overlapped and (measures_links or calibrated):
+        other = "--links" if measures_links else "--calibrate"
+        raise ClusterError(f"--overlap and {other}", hint="measure one after the other")
+    if not (measures_links or ((calibrated or overlapped) and region is None)):
+        return False
+    if out is not None:
+        face.check_place(out)
+    if measures_links:
+        links(out, region or HERE, as_json=as_json)
+    else:
+        (calibrate if calibrated else overlap)(out, as_json=as_json)
+    return True
+
+
 def examine() -> list[Finding]:
     """Return the findings; whatever stops one check is its finding."""
     looks: tuple[Callable[[], Iterator[Finding]], ...] = (
         _versions,
         _torch,
         _machine,
+        _energy,
         _compiler,
         _transports,
         _places,
@@ -157,6 +177,17 @@ def _machine() -> Iterator[Finding]:
     hint = "torch alone takes about 0.3 GiB in each rank" if little else ""
     size = format_bytes(machine.memory_bytes)
     yield Finding("memory", "note" if little else "ok", size, hint)
+
+
+def _energy() -> Iterator[Finding]:
+    if "torch" not in sys.modules:
+        return
+    from penstock.gauge.joules import meters, why_no_joules
+
+    if found := meters():
+        yield Finding("energy", "ok", f"joules of {', '.join(meter.name for meter in found)}")
+    else:
+        yield Finding("energy", "note", f"nothing tells: {why_no_joules()}")
 
 
 def _compiler() -> Iterator[Finding]:

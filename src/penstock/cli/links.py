@@ -39,7 +39,7 @@ def links(out: Path | None, region: str, *, as_json: bool) -> None:
     from penstock.processes.started import under_torchrun
 
     if not (here().can_fork or under_torchrun()):
-        _start_ranks()
+        start_ranks()
     torch.set_num_threads(1)
     found = _of_torchrun(region) if under_torchrun() else _of_this_host(region)
     if found is None:
@@ -55,14 +55,14 @@ def links(out: Path | None, region: str, *, as_json: bool) -> None:
         face.say(f"wrote {out}")
 
 
-def _start_ranks() -> NoReturn:
+def start_ranks() -> NoReturn:
     """Run this command on each accelerator here, and end as it does."""
     from penstock.device import all_here
-    from penstock.training.local_ranks import start_ranks
+    from penstock.training import local_ranks
 
     if (count := len(all_here())) < 2:
         raise RunError("here is one accelerator, so there is no link to measure")
-    raise typer.Exit(start_ranks(count)[0])
+    raise typer.Exit(local_ranks.start_ranks(count)[0])
 
 
 def _of_this_host(region: str) -> "Survey":

@@ -123,6 +123,8 @@ class Link:
     copy_bytes_per_s  at which each end's computing thread copies the message; inf: it does not
     slowdown          fraction by which a compute takes longer beside a message of its rank
     assumed           whether it is a round guess: nobody has measured it, or said what it is
+    core_s            seconds of computing that a sum costs a rank which has one core, and
+    core_bytes_per_s  at which it costs more for what the rank sends; 0 and inf: not measured
     """
 
     latency_s: float
@@ -131,11 +133,13 @@ class Link:
     copy_bytes_per_s: Endless = math.inf
     slowdown: float = 0.0
     assumed: bool = False
+    core_s: float = 0.0
+    core_bytes_per_s: Endless = math.inf
 
     def __post_init__(self) -> None:
-        for name in ("latency_s", "overhead_s", "slowdown"):
+        for name in ("latency_s", "overhead_s", "slowdown", "core_s"):
             _check("link", name, getattr(self, name))
-        for name in ("bytes_per_s", "copy_bytes_per_s"):
+        for name in ("bytes_per_s", "copy_bytes_per_s", "core_bytes_per_s"):
             _check("link", name, getattr(self, name), positive=True, finite=False)
 
     def end_s(self, size_bytes: float) -> float:
@@ -152,6 +156,14 @@ class Link:
         """
         return self.slowdown / (1 + self.slowdown) * size_bytes / self.bytes_per_s
 
+    def sum_core_s(self, sent_bytes: float) -> float:
+        """Return the seconds that computes lose to a sum or a gather beside them, as measured.
+
+        core_s + sent_bytes / core_bytes_per_s; 0: not measured.
+        sent_bytes:  by each rank.
+        """
+        return self.core_s + sent_bytes / self.core_bytes_per_s
+
     def __str__(self) -> str:
         """Return one line: "5.00 us + 300 GB/s, each end 2.00 us"."""
         copy = (
@@ -164,7 +176,9 @@ class Link:
         )
         slow = f", slows computes by {100 * self.slowdown:.3g} %" if self.slowdown else ""
         rate = f"{format_seconds(self.latency_s)} + {self.bytes_per_s / GB:.3g} GB/s"
-        return f"{rate}{end}{slow}{', assumed' if self.assumed else ''}"
+        core = f" + {self.core_bytes_per_s / GB:.3g} GB/s" * math.isfinite(self.core_bytes_per_s)
+        sums = f", a sum takes {format_seconds(self.core_s)}{core} of a core" if self.core_s else ""
+        return f"{rate}{end}{slow}{sums}{', assumed' if self.assumed else ''}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,6 +149,8 @@ class Group:
             overhead_s=max(each.overhead_s for each in links),
             copy_bytes_per_s=min(each.copy_bytes_per_s for each in links),
             slowdown=max(each.slowdown for each in links),
+            core_s=max(each.core_s for each in links),
+            core_bytes_per_s=min(each.core_bytes_per_s for each in links),
         )
 
     def level(self, a: int, b: int) -> int:

@@ -138,9 +138,22 @@ def _cards(inputs: Inputs) -> Iterator[Markup]:
         under = f"predicted {bubbles[1]}" if len(bubbles) == 2 else inputs.clocks[0][0]
         yield card("Time waiting", bubbles[0], under)
     yield from _flop(inputs)
+    if inputs.used.joules is not None:
+        under = "of all that ran on the machine" + _watts(inputs)
+        yield card("Energy of a step", f"{number_text(_rounded(inputs.used.joules))} J", under)
     if inputs.val_loss is not None:
         yield card("Validation loss", number_text(inputs.val_loss))
     yield from _throughput(inputs)
+
+
+def _watts(inputs: Inputs) -> str:
+    """Return the watts of a step, if its seconds are known."""
+    joules, step_s = inputs.used.joules, inputs.step_s.measured
+    return "" if joules is None or not step_s else f", {number_text(_rounded(joules / step_s))} W"
+
+
+def _rounded(number: float) -> float:
+    return float(f"{number:.3g}")
 
 
 def _flop(inputs: Inputs) -> Iterator[Markup]:
@@ -158,7 +171,7 @@ def _throughput(inputs: Inputs) -> Iterator[Markup]:
         known = [rate for rate in rates if rate is not None and math.isfinite(rate)]
         if known:
             under = f"median of {count_text(len(known), 'step')}"
-            text = number_text(float(f"{statistics.median(known):.3g}"))
+            text = number_text(_rounded(statistics.median(known)))
             yield card(f"{what.capitalize()} per second", text, under)
             return
 

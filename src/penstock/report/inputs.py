@@ -90,6 +90,7 @@ class _Summary:
     flop_per_s: _Time | None = None
     flop_per_s_of_devices: _Time | None = None
     mfu: _Time | None = None
+    joules_per_step: _Time | None = None
     breakdown: Any = None
     bottleneck: Any = None
     generations: tuple[Generation, ...] = ()
@@ -121,11 +122,13 @@ class Used(NamedTuple):
     held_bytes:  of each rank, by what they are for.
     far_bytes:   of each rank, predicted and measured.
     flop_per_s:  of the devices, and of the model on them.
+    joules:      of a step, where the machine tells.
     """
 
     held_bytes: tuple[dict[str, int], ...] = ()
     far_bytes: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     flop_per_s: Pair = Pair(None, None)
+    joules: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +228,8 @@ def _of_the_job(summary: Mapping[str, Json]) -> dict[str, Json]:
 
 def _used(own: _Summary) -> Used:
     far = _sizes(own.far_bytes_predicted), _sizes(own.far_bytes_measured)
-    return Used(own.held_bytes, far, Pair(own.flop_per_s_of_devices, own.flop_per_s))
+    flop_per_s = Pair(own.flop_per_s_of_devices, own.flop_per_s)
+    return Used(own.held_bytes, far, flop_per_s, own.joules_per_step)
 
 
 def _breakdown(content: Json) -> Breakdown | None:

@@ -49,6 +49,7 @@ class Outcome:
     noise:          squares of gradients in the steps that each rank has watched.
     saves:          what each rank's checkpoints took that were written while it trained on.
     held:           bytes of each rank between windows by what they are for, where it says so.
+    joules:         that the machine took for a step; None where it does not tell.
     """
 
     timeline: Timeline
@@ -62,6 +63,7 @@ class Outcome:
     saves: tuple[Saves, ...] = ()
     noise: tuple[NoiseTold, ...] = ()
     held: tuple[Mapping[str, int], ...] = ()
+    joules: float | None = None
 
     def __repr__(self) -> str:
         return f"<Outcome: {self}>"
@@ -74,6 +76,7 @@ class Outcome:
         """Return one line: "20 steps, 232 ms each, loss 4.1234, peak 107 MiB"."""
         loss = self.steps[-1].loss if self.steps else None
         words = [f"{len(self.steps):,} steps", f"{format_seconds(self.step_s)} each"]
+        words += [] if self.joules is None else [f"{self.joules:.3g} J"]
         words += [] if loss is None else [f"loss {loss:.4f}"]
         words += [f"peak {format_bytes(max(self.peak_bytes))}"] if self.peak_bytes else []
         return ", ".join(words)

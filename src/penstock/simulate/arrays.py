@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.cluster.cluster import Cluster
+from penstock.cluster.cluster import Cluster, Link
 from penstock.errors import ClusterError
 from penstock.program.codes import (
     BEGIN_OFFLOAD,
@@ -393,8 +393,9 @@ def _shares(
 ) -> Floats:
     """Return the part of its rank's core that each collective takes while it lasts; empty: none.
 
-    What the slowest link of its ring takes (`Link.beside_s`) and, where the rank has no core to
-    spare, what its second thread does: copies from and to messages, and of what it keeps.
+    What sums take over the slowest link of its ring: as measured (`Link.sum_core_s`), or what the
+    link takes (`Link.beside_s`) and, where the rank has no core to spare, what its second thread
+    does: copies from and to messages, and of what it keeps.
     """
     if cluster is None or isinstance(seconds, Recorded):
         return np.zeros(0)
@@ -413,11 +414,21 @@ def _shares(
     for at, (group, stage, rank) in enumerate(columns):
         (sent_bytes, kept_s), link = bytes_kept[group, stage], links[group]
         if link is not None and sent_bytes:
-            own_s = kept_s + 2 * link.end_s(sent_bytes)
-            busy_s[at] = link.beside_s(sent_bytes) + (1 - spare[rank]) * own_s
+            busy_s[at] = _lost_s(link, sent_bytes, kept_s, spare[rank])
     if not busy_s.any():
         return np.zeros(0)
     return np.minimum(1.0, busy_s / np.maximum(taken_s, 1e-12))
+
+
+def _lost_s(link: Link, sent_bytes: float, kept_s: float, spare: float | None) -> float:
+    """Return the seconds of its core that a rank loses to a collective: as measured, or estimated.
+
+    spare:  of another core; None: what it computes on has none beside it, and another copies.
+    """
+    if own_s := link.sum_core_s(sent_bytes):
+        return (own_s + kept_s) * (1 - (spare or 0.0))
+    copies_s = kept_s + 2 * link.end_s(sent_bytes)
+    return link.beside_s(sent_bytes) + copies_s * (0.0 if spare is None else 1 - spare)
 
 
 def _sent_and_kept(
@@ -448,14 +459,17 @@ def _sent_and_kept(
             return 2 * part * size_bytes, 0.0
 
 
-def _spare(program: Program, cluster: Cluster) -> list[float]:
-    """Return the part of a core that each rank has besides the one that it computes with."""
+def _spare(program: Program, cluster: Cluster) -> list[float | None]:
+    """Return the part of a core that each rank has besides the one that it computes with.
+
+    None where each rank has a device of its own (`Host.cores` is 0).
+    """
     hosts = [cluster.host_number(rank) for rank in range(program.num_ranks)]
     counts = Counter(hosts)
-    spare: dict[int, float] = {}
+    spare: dict[int, float | None] = {}
     for host, count in counts.items():
         cores = cluster.hosts[host].cores
-        spare[host] = min(1.0, max(0.0, cores / count - 1)) if cores else 1.0
+        spare[host] = min(1.0, max(0.0, cores / count - 1)) if cores else None
     return [spare[host] for host in hosts]
 
 

@@ -138,6 +138,7 @@ def finished(ran: RunEnd, listener: Listener) -> Trained:
         "step_s_measured": outcome.step_s,
         "peak_bytes_predicted": list(predicted.peak_bytes) if predicted else None,
         "peak_bytes_measured": list(outcome.peak_bytes),
+        **({} if outcome.joules is None else {"joules_per_step": outcome.joules}),
         **_of_devices(folder, outcome, choice),
         "live_versions": list(outcome.live_versions),
         "breakdown": measured.to_json() if measured else None,

@@ -1,18 +1,23 @@
 """Run steps: all steps of a run, each told of as it is done."""
 
+import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.choose.choose import Choice
 from penstock.errors import RunError
 from penstock.listener import Row
+from penstock.processes.started import under_torchrun
 from penstock.training.chronicle import row_of, sizes
 from penstock.training.key_session import sizes_by_step
 from penstock.training.results import explained, lines
 from penstock.training.run_folder import is_over, tell_newest
 
 if TYPE_CHECKING:
+    from penstock.checkpoints.checkpoint import Checkpoint
+    from penstock.gauge.joules import Joules
     from penstock.runtime.launch import Work
     from penstock.runtime.rank import StepResult
     from penstock.runtime.run import Outcome
@@ -28,10 +33,10 @@ def run_steps(
     launch: "Launch",
 ) -> "Outcome | None":
     """Return what the run gave; None if it was asked to stop before its last step."""
-    from penstock.checkpoints.checkpoint import latest, load
     from penstock.runtime.left_steps import complete_and_discard
     from penstock.runtime.run import Steps, outcome_of
 
+    joules = joules_here()
     samples, tokens, micro_batches, predicted = sizes(session.job, choice)
     sizes_of = sizes_by_step(choice, samples, tokens)
     heard = heard_by(session, micro_batches)
@@ -42,7 +47,7 @@ def run_steps(
 
         def done(step: "StepResult") -> None:
             row = row_of(step, *sizes_of(step.step))
-            for hear in (write, show, *heard):
+            for hear in (joules.hear, write, show, *heard):
                 hear(row)
 
         steps = Steps(micro_batches, done, partial(awaits, session))
@@ -56,10 +61,28 @@ def run_steps(
             job = session.ended_by(choice).job if choice else session.job
             raise explained(session.folder, job, problem, session.listener) from problem.__cause__
         steps.flush()
+    last = last_of(session)
+    if not is_over(session, last.step):
+        return None
+    return replace(outcome_of(results, steps, last.tensors), joules=joules.per_step)
+
+
+def last_of(session: "Session") -> "Checkpoint":
+    """Return the checkpoint with which a run ends."""
+    from penstock.checkpoints.checkpoint import latest, load
+
     newest = latest(session.folder / "checkpoints")
     assert newest is not None, "a run ends with a checkpoint"
-    last = load(newest)
-    return outcome_of(results, steps, last.tensors) if is_over(session, last.step) else None
+    return load(newest)
+
+
+def joules_here() -> "Joules":
+    """Return what counts the joules of this machine; nothing where others have ranks too."""
+    from penstock.gauge.joules import Joules, meters
+
+    local, world = (os.environ.get(name, "1") for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
+    is_alone = not under_torchrun() or local == world
+    return Joules(meters() if is_alone else [])
 
 
 def heard_by(session: "Session", micro_batches: int) -> list[Callable[[Row], object]]:
