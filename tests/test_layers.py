@@ -96,7 +96,6 @@ TORCH_ROOMS = {
 TORCH_FILES = {
     "graph/gradient_hooks.py",
     "graph/held.py",
-    "graph/attribute_reads.py",
     "graph/module_facts.py",
     "graph/trace.py",
     "graph/aliases.py",

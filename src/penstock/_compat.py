@@ -78,6 +78,7 @@ __all__ = [
     "has_step_hooks",
     "hooks_before",
     "hooks_behind",
+    "hooks_called",
     "hooks_of",
     "in_backward",
     "is_fake",
@@ -482,11 +483,19 @@ def num_gradient_hooks(parameter: Tensor) -> int:
 
 def hooks_of(module: torch.nn.Module) -> tuple[int, ...]:
     """Return the ids of the hooks on a module, each used once in a process."""
-    kept = (
+    return tuple(number for hooks in _hooks(module) for number in hooks)
+
+
+def hooks_called(module: torch.nn.Module) -> tuple[object, ...]:
+    """Return the hooks on a module."""
+    return tuple(hook for hooks in _hooks(module) for hook in hooks.values())
+
+
+def _hooks(module: torch.nn.Module) -> tuple[Mapping[int, object], ...]:
+    return (
         *(module._forward_pre_hooks, module._forward_hooks),
         *(module._backward_pre_hooks, module._backward_hooks),
     )
-    return tuple(number for hooks in kept for number in hooks)
 
 
 def is_fake(tensor: Tensor) -> bool:

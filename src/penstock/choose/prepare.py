@@ -49,12 +49,14 @@ def traced(
     """
     import torch
 
+    from penstock.examine.late_values import LateValues
     from penstock.graph.split import split
     from penstock.graph.trace import capture
 
     torch.set_num_threads(1)  # a rank has one core
     with listener.busy("tracing the step"):
         found = capture(job)
+        found = replace(found, late=LateValues(job, found.model))
         return split(found, dict(slices) or slices_asked(rules, found.graph))
 
 

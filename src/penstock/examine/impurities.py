@@ -39,7 +39,7 @@ from penstock.examine.name_reads import (
     read_by_any_name_at,
     written_at,
 )
-from penstock.examine.python_values import Place, Values, has_extra_state, held
+from penstock.examine.python_values import Values, has_extra_state, held
 from penstock.examine.queries import Queries, global_chance, line_of, position, text_of, watching
 from penstock.examine.tokens import Moving
 from penstock.examine.unsaved import (
@@ -54,6 +54,7 @@ from penstock.examine.unsaved import (
     shown,
     token_beside,
 )
+from penstock.examine.value_changes import change, differences, names_of
 from penstock.graph.batch import PLAIN, leaf_key
 from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.contents import attributes_of, flatten, own, own_apart
@@ -472,16 +473,16 @@ class _Loop:
 
     def _changed(self, states: Sequence[Values]) -> Iterator[Impurity]:
         """Yield what changes in Python and is read."""
-        lost = _names_of(self.unsaved)
-        for key, (place, before, after) in _names_of(states).items():
+        lost = names_of(self.unsaved)
+        for key, (place, before, after) in names_of(states).items():
             name, holder, theirs = key
             reads = self._reader_of(name, holder, place)
             if reads is None and not theirs:
                 continue
             writes = written_at(name, self.asked.codes | self.asked.elsewhere)
             by = f"; set at {_text(writes)}" if writes is not None and writes != reads else ""
-            change = _change(before, after)
-            why = f"read here, and it changes between micro-batches{change}{by}"
+            words = change(before, after)
+            why = f"read here, and it changes between micro-batches{words}{by}"
             anew = key in lost and not self._is_done_again(name)
             yield Impurity(shown(place), _text(reads), why, anew=anew)
 
@@ -639,11 +640,11 @@ class _Loop:
         before = look()
         act()
         names = {one.what for one in self.told}
-        for place, old, new in list(_differences(before, look())):
+        for place, old, new in list(differences(before, look())):
             reads = read_at(place.name, codes)
             if reads is not None and place.name not in names and not isinstance(new, Moving):
                 names.add(place.name)
-                why = f"read here, and {who} changes it{_change(old, new)}"
+                why = f"read here, and {who} changes it{change(old, new)}"
                 anew = who == "the loss" and not self.saved
                 self.told.append(Impurity(shown(place.where), _text(reads), why, anew=anew))
 
@@ -743,26 +744,6 @@ class _Loop:
         return is_cpu and not any(one.writes_weights for one in self.recorded)
 
 
-def _names_of(
-    states: Sequence[Values],
-) -> dict[tuple[str, str, bool], tuple[str, object, object]]:
-    """Return what changes from one state to the next: by names, where it is, and both values."""
-    names: dict[tuple[str, str, bool], tuple[str, object, object]] = {}
-    for first, second in itertools.pairwise(states):
-        for place, before, after in _differences(first, second):
-            key = place.name, place.holder, place.theirs
-            names.setdefault(key, (place.where, before, after))
-    return names
-
-
-def _differences(first: Values, second: Values) -> Iterator[tuple[Place, object, object]]:
-    """Yield what is new or another value in `second`, with both values."""
-    for place, value in second.items():
-        is_new = place not in first and not place.cached
-        if is_new or (place in first and first[place] != value):
-            yield place, first.get(place), value
-
-
 def _is_same(tensor: Tensor, other: Tensor | None) -> bool:
     return other is not None and tensor.shape == other.shape and torch.equal(tensor, other)
 
@@ -795,30 +776,3 @@ def _members(model: nn.Module) -> set[str]:
 
 def _text(line: Line | None) -> str:
     return "the loss" if line is None else text_of(line)
-
-
-def _change(before: object, after: object) -> str:
-    """Return both values where they are short."""
-    words = [_short(token) for token in (before, after)]
-    return "" if None in words or words[0] == words[1] else f" ({words[0]}, then {words[1]})"
-
-
-def _short(token: Any) -> str | None:
-    """Return a token of `held` as one would write the value: text of a number, (type, value)."""
-    if isinstance(token, str):
-        return f"{float(token):.6g}" if _is_number(token) else token[:24]
-    match token:
-        case (str(), value) if len(str(value)) <= 24:
-            return str(value)
-        case int():
-            return str(token)
-        case _:
-            return None
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

@@ -1,13 +1,13 @@
 """Module facts: what a traced step takes for granted of the modules of its model.
 
 Who learns, who is in training mode, which module is where, its hooks, the numbers that a module of
-torch reads, of a dropout its p, and those that the step has read of the job's own modules.  Nobody
-runs these modules while ranks train by a plan, so what the job's code changes there later is not
-followed.  Nor is what it writes into their weights and buffers: ranks have their own.
+torch reads, of a dropout its p.  Nobody runs these modules while ranks train by a plan, so what the
+job's code changes there later is not followed.  Nor is what it writes into their weights and
+buffers: ranks have their own.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from types import FunctionType
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock import _compat
-from penstock.graph.attribute_reads import PLAIN, plain_attribute
+from penstock.graph.batch import PLAIN
 from penstock.graph.lasting import lasting_buffers
 
 Facts = dict[str, object]
@@ -38,15 +38,9 @@ def module_facts(model: nn.Module) -> Facts:
     return facts
 
 
-def traced_facts(model: nn.Module, read: Iterable[tuple[str, str]] = ()) -> Facts:
-    """Return these facts so that two models can be compared, and the numbers that are read.
-
-    read:  of the job's own modules, path and name.
-    """
-    facts, own = module_facts(model), dict(_compat.named_modules(model))
-    for path, name in read:
-        for value in plain_attribute(own[path], name) if path in own else ():
-            facts[f"{name} of {path or type(model).__name__}"] = value
+def traced_facts(model: nn.Module) -> Facts:
+    """Return these facts so that two models can be compared, and the numbers of torch's modules."""
+    facts = module_facts(model)
     for path, module in _compat.named_modules(model):
         facts[f"the hooks of module {path}"] = len(_compat.hooks_of(module))
         if type(module).__module__.startswith("torch."):

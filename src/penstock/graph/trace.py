@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -31,7 +31,6 @@ from penstock.graph.aliases import (
     refuse_written,
 )
 from penstock.graph.answers import Answers, Questions
-from penstock.graph.attribute_reads import AttributeReads
 from penstock.graph.batch import BatchKey, count, describe, key_of, with_strides
 from penstock.graph.caches import RemadeError, fill_caches, remade
 from penstock.graph.cast_once import cast_once
@@ -60,6 +59,14 @@ from penstock.job import ROW, SCALED, Job
 _ASKED = 32  # micro-batches whose answers are compared before a plan
 
 
+class LateLook(Protocol):
+    """Looks at what the code of a job keeps in Python, and its loss reads."""
+
+    def changes(self, model: nn.Module) -> list[str]:
+        """Return in words what is another value than when the step was traced."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class Capture:
     """A Graph together with all that torch needs to run it.
@@ -71,8 +78,8 @@ class Capture:
     batch:      what a batch must be to fit.
     rank:       of the ranks that divide its ops (tensor/divided.py), the one whose step it is.
     facts:      that the step takes for granted of the model's modules.
-    read:       of the job's own ones, path and name of each attribute that was read for it.
     values:     of modules that nobody changes while ranks train.
+    late:       looks at what the job's code keeps besides; None: nobody does.
     """
 
     graph: Graph
@@ -83,10 +90,10 @@ class Capture:
     batch: BatchKey
     rank: int = 0
     facts: Facts = field(default_factory=Facts)
-    read: frozenset[tuple[str, str]] = frozenset()
     values: weakref.WeakKeyDictionary[nn.Module, Facts] = field(
         default_factory=weakref.WeakKeyDictionary[nn.Module, Facts]
     )
+    late: LateLook | None = None
 
     @property
     def writes_batch(self) -> bool:
@@ -101,7 +108,8 @@ class Capture:
         """
         found = list[str]()
         for model in dict.fromkeys([self.model, newest_beside(self.model)]):
-            found += changes(self.facts, traced_facts(model, self.read))
+            found += changes(self.facts, traced_facts(model))
+            found += self.late.changes(model) if self.late is not None else []
             if model in self.values:
                 found += changes(self.values[model], value_facts(model))
         return found
@@ -351,7 +359,6 @@ class _TracedStep:
         filled: bool = False,
     ) -> None:
         self.job, self.model, self.key, self.masters = job, model, key_of(batch), masters
-        self.reads = AttributeReads(model)
         self.filled = filled  # as far as it can be: forward may still put buffers in others' place
         self.leaves: list[Any] = self.key.leaves_of(batch)
         parameters, buffers = dict(model.named_parameters()), lasting_buffers(model)
@@ -446,7 +453,7 @@ class _TracedStep:
         asked = Questions(dict(enumerate(self.at, len(self.state_names)))) if asks else None
         constants = KnownValues(self.model, self.tensors, kinds, asked)
         try:
-            with _ModulePaths(self.model), _PlainTensors(self.model) as plain, self.reads:
+            with _ModulePaths(self.model), _PlainTensors(self.model) as plain:
                 traced = functional_trace(constants.watching(step), self.tensors, kinds)
         finally:
             constants.make_kept_real()
@@ -506,8 +513,7 @@ class _TracedStep:
             batch=replace(
                 self.key, written=tuple(map(self.at.__getitem__, written)), answers=answers
             ),
-            facts=traced_facts(self.model, self.reads.found),
-            read=self.reads.found,
+            facts=traced_facts(self.model),
         )
 
     def _key(self, answers: Answers | None) -> tuple[str, ...]:
