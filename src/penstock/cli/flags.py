@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from penstock.training.options import OPTIONS, SAID, word_of
 
 TRAIN = "num_steps", "ranks", "memory", "plan", "schedule", "out", "resume", "elastic"
-PLAN = "cluster", "ranks", "memory", "stages", "schedule"
+PLAN = "cluster", "ranks", "memory", "stages", "replicas", "schedule"
 CHECK = "plan", "stages", "schedule", "tensor"
 BY_COMMAND = {"train": TRAIN, "plan": PLAN, "check": CHECK}
 _OF_OTHERS = "job", "to", "yes", "token_file"  # flags of commands that are no options of a run

@@ -49,7 +49,6 @@ def plan(
     *,
     objective: Annotated[str, typer.Option(help="One of time, cost, memory.")] = "time",
     out: Annotated[Path | None, typer.Option(help="Write the plan to this file.")] = None,
-    replicas: Annotated[int | None, typer.Option(min=1, help="Copies of the pipeline.")] = None,
     limit: Annotated[
         float | None,
         typer.Option(min=0.0, help="Seconds to search, after tracing; then the best so far."),
@@ -67,7 +66,7 @@ def plan(
     aim = SearchAim(_objective(objective), limit, with_front=True)
     if out is not None:
         face.check_place(out)
-    fixed = _fixed(options, replicas)
+    fixed = _fixed(options)
     with face.only_results():
         chosen, found, basis = _planned(job, options, fixed, aim)
     if out is not None:
@@ -114,7 +113,7 @@ def _planned(
     return chosen, found, saved.Basis(found.choice.captured.graph, found.profiles, there)
 
 
-def _fixed(options: Options, replicas: int | None) -> Fixed:
+def _fixed(options: Options) -> Fixed:
     """Return what of a plan is decided beforehand.
 
     Raises:   PlanError, ScheduleError: it cannot be.
@@ -124,7 +123,7 @@ def _fixed(options: Options, replicas: int | None) -> Fixed:
     tensor, context = axis_asked(options.get("tensor"), options.get("context"), asks)
     return Fixed(
         options.get("ranks"),
-        replicas,
+        options.get("replicas"),
         options.get("stages"),
         None if schedule is None else flag_text.schedule_asked(str(schedule)),
         offload=flag_text.offload_asked(options.get("offload")),

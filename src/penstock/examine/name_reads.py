@@ -150,6 +150,9 @@ class _SourceReader:
     def _only_tells(self, statement: ast.stmt, name: str, through: Collection[str]) -> bool:
         if isinstance(statement, ast.Pass) or _tells(statement):
             return True
+        if isinstance(statement, ast.If | ast.For | ast.With):
+            inside = (*statement.body, *getattr(statement, "orelse", ()))
+            return all(self._only_tells(one, name, through) for one in inside)
         return self._flows_on(statement, name, through)
 
     def _flows_on(self, statement: ast.AST, name: str, through: Collection[str]) -> bool:

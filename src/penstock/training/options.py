@@ -82,6 +82,7 @@ class Options(TypedDict, total=False):
         Spelling("plan", "A name from `penstock schedule`, or a file: text, JSON, torch's CSV."),
     ]
     stages: Annotated["int | None", Spelling("plan", "Stages of a pipeline.", int, least=1)]
+    replicas: Annotated["int | None", Spelling("plan", "Copies of the pipeline.", int, least=1)]
     memory: Annotated[
         "str | int | tuple[int, ...] | None",
         Spelling(

@@ -58,8 +58,8 @@ if TYPE_CHECKING:
     from penstock.training.results import Trained
 
 _IN_PLANS = (
-    *("ranks", "stages", "schedule", "offload", "post_validation", "memory", "tensor"),
-    *("context", "topology"),
+    *("ranks", "stages", "replicas", "schedule", "offload", "post_validation", "memory"),
+    *("tensor", "context", "topology"),
 )
 _UNDIVIDED = (
     "units",
@@ -75,6 +75,7 @@ _OF_PLANS = (
     "plan",
     "schedule",
     "stages",
+    "replicas",
     "units",
     "offload",
     "memory",
@@ -255,6 +256,7 @@ def _fixed(options: Options, job: Job, rules: Sequence[Rule], follows: int | Non
         ranks=ranks if follows is None or is_placed else ranks or follows,
         schedule=asked,
         stages=options.get("stages") or (1 if is_elastic and job.batch_by_ranks else None),
+        replicas=options.get("replicas"),
         offload=options.get("offload"),
         memory=flag_text.memory_asked(options.get("memory")),
         post_validation=is_validated,
