@@ -686,7 +686,7 @@ def changed_by_data(change: Callable[[Scaled], None]) -> Job:
     return Job(model, loss, data, lambda w: torch.optim.SGD(w, lr=0.1), micro_batches=2)
 
 
-SLOPE, ALPHA = "negative_slope of 1: 0.1, then 0.9", "alpha of Scaled: 1.0, then 0.5"
+SLOPE, ALPHA = "negative_slope of 1: 0.1, then 0.9", "model.alpha: changed (1, then 0.5)"
 
 
 @pytest.mark.parametrize(

@@ -57,10 +57,9 @@ def plain_weights(job: Job) -> dict[str, torch.Tensor]:
     return {f"weights/{name}": value.detach() for name, value in model.named_parameters()}
 
 
-@pytest.mark.parametrize("elastic", [False, True])
 @pytest.mark.parametrize("name", ["weights", "notes"])
-def test_a_table_that_the_loss_reads_and_the_data_changes_late(tmp_path, name, elastic):
-    asked = {"ranks": 2, "trial": False, "audit": "0", "elastic": elastic}
+def test_a_table_that_the_loss_reads_and_the_data_changes_late(tmp_path, name):
+    asked = {"ranks": 2, "trial": False, "audit": "0"}
     trained = ps.train(job_of(name), out=tmp_path / "run", **asked)
     assert trained is not None
     assert (trained.plan is None) == (name == "weights")
