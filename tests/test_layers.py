@@ -18,6 +18,7 @@ ROOMS = (
     "sums",
     "routes",
     "errors",
+    "referee",
     "device",
     "files",
     "typed",

@@ -104,7 +104,8 @@ class Job:
                    gradients overflow is left out
     sums           how copies of a stage agree.  In how few numbers gradients travel where they are
                    summed: "bfloat16", "float16", "int8", "sign", "top:0.01", "rank:4", "delayed:2";
-                   or weights are averaged instead: "local:8", "diloco:8", "easgd:8", "gossip:8"
+                   or weights are averaged instead: "local:8", "diloco:8", "easgd:8", "gossip:8";
+                   or a server updates as gradients come: "backup:1", "ssp:3", "async"
                    (penstock/sums.py); None: gradients are summed as they are
     buffers        "exact": what forward writes (running statistics) is what the plain loop has;
                    "per replica": each replica follows its own micro-batches, the first is saved
@@ -331,7 +332,7 @@ def _check_sums(value: object, precision: object) -> None:
         message = f"Job.sums is {value!r} and Job.precision float16, where a step may be left out"
         hint = 'take Job.precision="bfloat16": what overflows would be held back for later steps'
         raise JobError(message, hint=hint)
-    if way.averages and precision == "float16":
+    if (way.averages or way.served) and precision == "float16":
         message = f"Job.sums is {value!r} and Job.precision float16, where each replica would scale"
         raise JobError(f"{message} its loss otherwise", hint='take Job.precision="bfloat16"')
 

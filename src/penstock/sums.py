@@ -12,10 +12,14 @@
     diloco:8            likewise; what an average has moved by is the gradient of an outer update
     easgd:8             likewise; replicas and a centre draw each other every 8 steps
     gossip:8            likewise; two replicas average every 8 steps, each time other two
+    backup:1            a server updates by the gradients of all ranks but the slowest one
+    ssp:3               a server updates by each gradient as it comes; no rank is more than 3 steps
+                        ahead of another one.  "ssp:3:aware": at a rate divided by staleness
+    async               likewise, with no bound; "async:aware"
 
 The five in the middle hold back what they do not send: a rank adds it to its gradient of the next
 step.  What all ranks have summed, and what they hold back, is then the sum of their gradients.
-The last four are of weights; state/averaged.py is their law.
+Four are of weights; state/averaged.py is their law.  That of the last three is referee.py.
 
 Source:  1-bit SGD with error feedback, Interspeech 2014, and arXiv:1901.09847 (sign); MSTopK,
          arXiv:2010.10458 (top); PowerSGD, arXiv:1905.13727 (rank); Pipe-SGD, arXiv:1811.03619
@@ -29,8 +33,11 @@ from typing import Literal, NamedTuple, TypeAlias
 
 Shape: TypeAlias = tuple[int, ...]
 AverageKind: TypeAlias = Literal["local", "diloco", "easgd", "gossip"]
+ServedKind: TypeAlias = Literal["backup", "ssp", "async"]
 SumsKind: TypeAlias = (
-    Literal["as they are", "16 bits", "int8", "sign", "top", "rank", "delayed"] | AverageKind
+    Literal["as they are", "16 bits", "int8", "sign", "top", "rank", "delayed"]
+    | AverageKind
+    | ServedKind
 )
 
 BLOCK = 256  # numbers with one scale
@@ -39,7 +46,7 @@ _SCALE_BYTES = 4  # float32
 _PLACED_BYTES = 8  # a number of float32, and its place
 _WORDS = (
     '"bfloat16", "float16", "int8", "sign", "top:0.01", "rank:4", "delayed:2", "local:8",'
-    ' "diloco:8", "easgd:8" or "gossip:8"'
+    ' "diloco:8", "easgd:8", "gossip:8", "backup:1", "ssp:3" or "async"'
 )
 _BITS = {"int8": 8, "sign": 1}
 _PASSES = {
@@ -53,10 +60,14 @@ _PASSES = {
     "easgd": 4.0,
     "diloco": 6.0,
 }  # measured, of 2 million numbers; the last four are counted
-_COPIES = {"int8": 1, "sign": 1, "top": 1, "rank": 1, "easgd": 2, "diloco": 2}
+_COPIES = {
+    **{"int8": 1, "sign": 1, "top": 1, "rank": 1, "easgd": 2, "diloco": 2},
+    **{"backup": 2, "ssp": 2, "async": 2},  # beside the rank that has the server
+}
 _MOST_LATE = 1024  # steps
 HALVES = "bfloat16", "float16"
 AVERAGES: tuple[AverageKind, ...] = "local", "diloco", "easgd", "gossip"
+SERVED: tuple[ServedKind, ...] = "backup", "ssp", "async"
 OUTER = 0.7, 0.9  # rate and momentum of DiLoCo's outer update
 _DRAWN = 0.9  # of EASGD, the part by which all replicas together draw the centre
 
@@ -67,15 +78,18 @@ class SumsWay(NamedTuple):
     amount:    of "top", the part of the numbers; of "rank", the columns; of "delayed", K: an update
                is by the gradients of K - 1 steps before; of "diloco", the rate of the outer update;
                of "easgd", the part by which a replica and the centre draw each other, 0: as many
-               replicas as there are draw the centre by 0.9.
+               replicas as there are draw the centre by 0.9; of "backup", the ranks that are left
+               out of a step; of "ssp", the steps of its bound.
     every:     steps from one average of weights to the next.
     momentum:  of "diloco", that of the outer update.
+    aware:     of "ssp" and "async", whether rates are divided by staleness.
     """
 
     kind: SumsKind
     amount: float = 0.0
     every: int = 1
     momentum: float = 0.0
+    aware: bool = False
 
     @property
     def holds_back(self) -> bool:
@@ -86,6 +100,11 @@ class SumsWay(NamedTuple):
     def averages(self) -> bool:
         """Return whether replicas average weights, in place of summing gradients."""
         return self.kind in AVERAGES
+
+    @property
+    def served(self) -> bool:
+        """Return whether a server updates the weights by gradients as they come."""
+        return self.kind in SERVED
 
     @property
     def copies(self) -> int:
@@ -144,6 +163,8 @@ def sums_way(text: str | None) -> SumsWay:
         return _delayed(amount if colon else "2", text)
     if kind in AVERAGES:
         return _average(text)
+    if kind in SERVED:
+        return _served(text)
     if colon and kind == "top":
         part = _number(amount)
         if not 0 < part < 1:
@@ -165,6 +186,29 @@ def _delayed(amount: str, text: str) -> SumsWay:
         words = f'a whole number from 2 to {_MOST_LATE}, as "delayed:3"'
         raise ValueError(f"{words}; {text!r} is not")
     return SumsWay("delayed", float(amount))
+
+
+def _served(text: str) -> SumsWay:
+    """Return the way of a server.
+
+    Raises:   ValueError: its numbers are none.
+    """
+    kind: ServedKind = next(each for each in SERVED if each == text.partition(":")[0])
+    rest = text.split(":")[1:]
+    aware = kind != "backup" and rest[-1:] == ["aware"]
+    numbers = rest[:-1] if aware else rest
+    if kind == "async" and not numbers:
+        return SumsWay(kind, aware=aware)
+    least = 1 if kind == "backup" else 0
+    is_number = len(numbers) == 1 and numbers[0].isdecimal()
+    if kind == "async" or not is_number or not least <= int(numbers[0]) <= 2**20:
+        words = {
+            "backup": 'a whole number of ranks that are left out, as "backup:1"',
+            "ssp": 'a whole number of steps, as "ssp:3" or "ssp:3:aware"',
+            "async": '"async" or "async:aware"',
+        }[kind]
+        raise ValueError(f"{words}; {text!r} is not")
+    return SumsWay(kind, float(numbers[0]), aware=aware)
 
 
 _MORE = {"local": 0, "gossip": 0, "easgd": 1, "diloco": 2}  # numbers behind that of the steps
@@ -224,7 +268,17 @@ def summed_as(way: SumsWay, shapes: Sequence[Shape], count: int, ranks: int) -> 
     count:   numbers of all, gaps between them included.
     """
     match way.kind:
-        case "as they are" | "delayed" | "local" | "diloco" | "easgd" | "gossip":
+        case (
+            "as they are"
+            | "delayed"
+            | "local"
+            | "diloco"
+            | "easgd"
+            | "gossip"
+            | "backup"
+            | "ssp"
+            | "async"
+        ):
             return 4 * count
         case "16 bits":
             return 2 * count
@@ -263,9 +317,23 @@ def in_words(text: str) -> str:
             return f"travel where they are greatest, {100 * way.amount:g} % of them{rest}"
         case "rank":
             return f"travel as products of matrices of {way.amount:g} columns{rest}"
+        case "backup":
+            few = f"{way.amount:g} ranks" if way.amount > 1 else "rank"
+            return (
+                f"of all but the slowest {few} make a step, by their mean; the others are dropped"
+            )
+        case "ssp" | "async":
+            return f"{_come(way)}, so steps are not those of a plain loop"
         case "local" | "diloco" | "easgd" | "gossip":
             rest = "so steps are not those of a plain loop"
             return f"stay with their replica; {_averaged(way)}, {rest}"
+
+
+def _come(way: SumsWay) -> str:
+    """Return how a server updates by gradients as they come, in words."""
+    bound = "" if way.kind == "async" else f", no rank more than {way.amount:g} steps ahead"
+    rate = ", at a rate divided by their staleness" if way.aware else ""
+    return f"update a server's weights one by one as they come{bound}{rate}"
 
 
 def _averaged(way: SumsWay) -> str:

@@ -47,6 +47,7 @@ WAYS: dict[str, list[dict[str, object]]] = {  # changes by which a plan has the 
         {"sums": "bfloat16"},
         {"sums": "int8", "replicas": 2},
         {"sums": "local:4", "replicas": 2},
+        {"sums": "ssp:2", "replicas": 2, "num_ranks": 1, "schedule": "breadth_first"},
     ],
     "sums that hold back": [
         {"sums": "int8", "replicas": 2},
@@ -57,6 +58,12 @@ WAYS: dict[str, list[dict[str, object]]] = {  # changes by which a plan has the 
         {"sums": "local:4", "replicas": 2},
         {"sums": "gossip", "replicas": 2},
     ],
+    "gradients that are served": [
+        {"sums": sums, "replicas": 2, "num_ranks": 1, "schedule": "breadth_first"}
+        for sums in ("backup:1", "ssp:2", "async:aware")
+    ],
+    "ranks that divide a replica": [{"num_ranks": 2}],
+    "clipping": [{"clip": True}],
     "a topology": [{"topology": "ring", "replicas": 2}, {"topology": "ring"}],
     "sums that have ways of their own": [
         {"sums": "bfloat16", "replicas": 2},
@@ -119,6 +126,15 @@ OPPOSITE = {  # by what the words mean, or by what one of them needs
         ("averages of weights", "divided ops"),  # as sums in fewer bits
         ("averages of weights", "divided micro-batches"),
         ("a topology", "parts"),  # of shards
+        *(
+            ("gradients that are served", other)
+            for other in (
+                *("a schedule as it is", "one replica", "one copy of buffers", "post-validation"),
+                *("sums that hold back", "averages of weights", "sums that have ways of their own"),
+                *("parts", "prefetch", "a guard", "divided ops", "divided micro-batches"),
+            )
+        ),
+        ("a window", "clipping"),
         ("divided micro-batches", "sums that have ways of their own"),  # sums in fewer bits
         ("divided ops", "sums that have ways of their own"),
     )
@@ -134,6 +150,10 @@ REFUSED = {  # what a window, an undone update, one replica and so on have no ro
     "averages of weights": {
         *("a window", "post-validation", "shards", "far weights", "slices", "unlike shares"),
         *("rounded messages", "commits"),
+    },
+    "gradients that are served": {
+        *("a window", "clipping", "ranks that divide a replica", "shards", "far weights"),
+        *("far state", "slices", "unlike shares", "rounded messages", "commits", "a topology"),
     },
     "a topology": {"shards", "sums that have ways of their own"},
     "replicas": {"one copy of buffers", "far weights of each replica"},

@@ -85,7 +85,7 @@ def with_keys(
         message = f"{several}, and this plan lets steps overlap"
         hint = "take a synchronous schedule, without post-validation"
         raise UnlikeShapesError(message, hint=hint)
-    if plan.holds_back or plan.averages:
+    if plan.holds_back or plan.averages or plan.served:
         message = f"{several}, and ranks agree over several steps"
         raise UnlikeShapesError(message, hint=f"leave out sums = {plan.agreement.sums}")
     if (plan.terms.joined, plan.terms.split, plan.tensor) != (1, (), 1):

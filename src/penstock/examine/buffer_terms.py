@@ -55,8 +55,9 @@ def check_chosen(plan: Plan, job: Job, graph: Graph) -> None:
         own, asked = plan.agreement.sums or "as they are", job.sums or "as they are"
         message = f"the plan sums gradients over ranks that travel {own}; Job.sums says {asked}"
         raise PlanError(message, hint=f"make a new plan, or set Job.sums={plan.agreement.sums!r}")
-    if plan.averages and graph.written and job.buffers != "per replica":
-        message = f"weights averaged as {plan.averages} says, with buffers that forward writes"
+    apart = plan.averages or plan.served
+    if apart and graph.written and job.buffers != "per replica":
+        message = f"ranks agree as {apart} says, with buffers that forward writes"
         hint = 'set Job.buffers="per replica": each replica has its own weights, and so its own'
         raise PlanError(message, hint=hint)
     replicas = "per replica"

@@ -97,7 +97,8 @@ def summed_bytes(
         return whole * ranks // (2 * max(1, ranks - 1)) if way.kind == "gossip" else whole
     if not way.holds_back:
         return sum(
-            graph.kept_bytes(p) // (2 if sums and _is_float32(graph, p) else 1) for p in parameters
+            graph.kept_bytes(p) // (2 if way.kind == "16 bits" and _is_float32(graph, p) else 1)
+            for p in parameters
         )
     trained = [p for p in parameters if graph.nodes[p].name in graph.gradients]
     total, groups = 0, dict[str, list[list[tuple[int, ...]]]]()  # of runs, by the dtype they have

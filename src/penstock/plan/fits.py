@@ -78,7 +78,10 @@ FEATURES: "dict[str, Callable[[Plan], bool]]" = {
     "sums in fewer bits": lambda plan: plan.agreement.sums is not None,
     "sums that hold back": lambda plan: plan.holds_back,
     "averages of weights": lambda plan: bool(plan.averages),
-    "a topology": lambda plan: bool(plan.topology),
+    "gradients that are served": lambda plan: bool(plan.served),
+    "ranks that divide a replica": lambda plan: plan.num_ranks > 1,
+    "clipping": lambda plan: plan.agreement.clip,
+    "a topology": lambda plan: bool(plan.agreement.topology and plan.topology),
     "sums that have ways of their own": lambda plan: plan.sums_kind in _OWN_WAYS,
     "compiled ops": lambda plan: plan.terms.compiled,
     "one copy of buffers": lambda plan: plan.terms.buffers == "one copy",
@@ -144,6 +147,10 @@ def _averaged_with(words: str) -> "Callable[[Plan], str]":
     return lambda plan: f"weights averaged as {plan.averages} says, with {words}"
 
 
+def _served_with(words: str) -> "Callable[[Plan], str]":
+    return lambda plan: f"a server that takes gradients as {plan.served} says, with {words}"
+
+
 def _routed_with(words: str) -> "Callable[[Plan], str]":
     return lambda plan: f"sums by {plan.topology}, with {words}"
 
@@ -156,6 +163,8 @@ def _own_way(plan: "Plan") -> str:
 _SUMMED = "sum gradients instead: leave sums out, or take bfloat16"
 _IN_HALVES = "take sums in bfloat16, which hold back nothing, or leave the other out"
 _ALIKE = "give all replicas the same share"
+_UNCLIPPED = "leave Job.clip_norm out, or sum gradients instead: leave sums out"
+_ALONE = "give each replica one rank: as many replicas as ranks"
 _WHOLE = "leave the wire as it is"
 _UNDIVIDED = "take 1 tensor rank, or leave the other out"
 _OWN_BATCHES = "make the plan with the job's own micro-batches"
@@ -298,6 +307,22 @@ FITS: tuple[Misfit, ...] = (
             ("unlike shares", "replicas that count alike for unlike shares", _ALIKE),
             ("rounded messages", "rounded messages, which the proof makes of whole steps", _WHOLE),
             ("commits", "ranks that are lost with weights that nobody else has", _SUMMED),
+        )
+    ),
+    *(
+        Misfit("gradients that are served", other, _served_with(words), hint)
+        for other, words, hint in (
+            ("a window", "weights of several versions", _SUMMED),
+            ("clipping", "a norm of all gradients, of which it has one rank's", _UNCLIPPED),
+            ("ranks that divide a replica", "replicas of several ranks", _ALONE),
+            ("shards", "stages of which no rank has all weights", "replicate all stages"),
+            ("far weights", "weights in far memory", "offload no weights"),
+            ("far state", "the optimizer's state in far memory", "offload activations only"),
+            ("slices", "parameters in slices", "leave all parameters whole"),
+            ("unlike shares", "ranks that count alike for unlike shares", _ALIKE),
+            ("rounded messages", "rounded messages, which the proof makes of whole steps", _WHOLE),
+            ("commits", "ranks that may be lost with the server", _SUMMED),
+            ("a topology", "another topology than its own", "leave topology out"),
         )
     ),
     Misfit(

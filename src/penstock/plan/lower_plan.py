@@ -81,6 +81,7 @@ def lower_plan(  # long: what a plan says, field by field
             agreed.guard,
             plan.averages,
             plan.topology,
+            plan.served,
         ),
         axis=plan.place.axis,
         far=plan.far,
@@ -140,7 +141,9 @@ def _bytes_of(
     agreed:   the parameters that several stages hold, and the ranks over which it is summed.
     """
     (shared, ranks), own, sums = agreed, stage.parameters, plan.agreement.sums
-    fewer = bool(sums) and not plan.averages  # else gradients, if any, are summed as they are
+    fewer = bool(sums) and not (
+        plan.averages or plan.served
+    )  # else gradients, if any, are summed as they are
     summed = summed_bytes(graph, own, sums, ranks=ranks, shared=shared) if fewer else 0
     return StageBytes(weights=sum(map(graph.kept_bytes, own)), summed=summed)
 

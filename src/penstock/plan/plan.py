@@ -208,7 +208,7 @@ class Plan:
     @property
     def sums_way(self) -> SumsWay:
         """Return how ranks agree, where they keep something for it; else as if they did not."""
-        keeps = self.holds_back or bool(self.averages)
+        keeps = self.holds_back or bool(self.averages or self.served)
         return sums_way(self.agreement.sums) if keeps else AS_THEY_ARE
 
     @property
@@ -223,8 +223,16 @@ class Plan:
         return sums if sums and self.replicas > 1 and sums_way(sums).averages else ""
 
     @property
+    def served(self) -> str:
+        """Return how a server updates weights as gradients come; empty: there is none."""
+        sums = self.agreement.sums
+        return sums if sums and self.replicas > 1 and sums_way(sums).served else ""
+
+    @property
     def topology(self) -> str:
         """Return along which rounds sums go; empty: as the transport sums, or there are none."""
+        if self.served:
+            return "server"
         return self.agreement.topology or "" if self.total_ranks > 1 else ""
 
     @property

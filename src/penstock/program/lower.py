@@ -78,8 +78,9 @@ def lower_schedule(
     _check_wishes(many, replicas, end.post_validation)
     largest = max(many, key=lambda one: one.num_micro_batches)
     backward = bool((largest.orders.kinds != F).any())
-    averages = end.averages if backward and len(many) > 1 else ""
-    end = replace(end, averages=averages, post_validation=backward and end.post_validation)
+    if not (backward and len(many) > 1):  # nobody to agree with
+        end = replace(end, averages="", served="")
+    end = replace(end, post_validation=backward and end.post_validation)
     graph = graph or StageGraph(chain(largest.num_stages, backward=backward))
     _check_graph(graph, largest.num_stages)
     lives = {id(one): _homes(one) for one in many}

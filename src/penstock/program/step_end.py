@@ -18,6 +18,7 @@ class StepEnd:
     guard:            how another rank keeps a copy of what one alone has; None: none does.
     topology:         along which rounds sums go (penstock/routes.py); empty: as transports sum.
     averages:         how replicas average weights (penstock/sums.py), in place of gradients.
+    served:           how a server updates weights by the gradients of ranks (penstock/sums.py).
     """
 
     clip: bool = False
@@ -26,6 +27,7 @@ class StepEnd:
     guard: Guarding | None = None
     averages: str = ""
     topology: str = ""
+    served: str = ""
 
     def topology_of(self, word: str) -> str:
         """Return along which rounds a reduction goes; empty: as the transport sums.

@@ -89,6 +89,7 @@ class _ProgramFile:
     context: bool = False
     averages: str = ""
     topology: str = ""
+    served: str = ""
     due: tuple[tuple[int, int], ...] = ()  # of each reduction; empty: all in each step
     collects: tuple[_CollectRow, ...] = ()
 
@@ -114,6 +115,7 @@ def to_json(program: "Program") -> str:
     fields |= {"context": True} if program.axis.context else {}
     fields |= {"averages": end.averages} if end.averages else {}
     fields |= {"topology": end.topology} if end.topology else {}
+    fields |= {"served": end.served} if end.served else {}
     fields["reductions"] = [
         (one.word, one.bucket, one.ranks, one.size_bytes) for one in program.code.reductions
     ]
@@ -160,7 +162,9 @@ def from_json(
         read.num_micro_batches,
         Codes.of(_code(line, rank, reductions) for rank, line in lines),
         StageGraph(_edges_of(read), read.tied, read.stage_bytes, read.bits),
-        StepEnd(read.clip, late, read.commits, read.guard, read.averages, read.topology),
+        StepEnd(
+            read.clip, late, read.commits, read.guard, read.averages, read.topology, read.served
+        ),
         read.num_steps,
         rule,
         read.replicas,
@@ -196,6 +200,7 @@ def to_text(program: "Program", *, max_ranks: int = 16, max_instructions: int = 
     window += f", {axis} {program.tensor}" if program.tensor > 1 else ""
     window += f", averages {program.end.averages}" if program.end.averages else ""
     window += f", sums by {program.end.topology}" if program.end.topology else ""
+    window += f", served {program.end.served}" if program.end.served else ""
     window += f", parts {written(program.parts)}" if program.parts else ""
     lines = [f"program: {counts}{window}, {program.code.num_instructions} instructions"]
     bits = program.graph.bits or (AS_IT_IS,) * len(program.edges)

@@ -52,7 +52,7 @@ class Proof:
             loop = f"{loop} of each replica, with weights averaged as {self.sums} says,"
         elif sums_way(self.sums or None).holds_back:
             loop += f", with what ranks hold back of sums as {self.sums},"
-        elif self.sums:
+        elif self.sums and not sums_way(self.sums).served:
             loop += f"{' and' if self.bits else ' that'} rounds what ranks sum to {self.sums}"
         return f"equal to {loop} at step {steps}: {groups}{rest}"
 

@@ -211,8 +211,9 @@ def case_of(
     An asynchronous plan begins with the job's first weights, or is of windows of a run.
     Raises:   PlanError: plan and job disagree about buffers.
     """
+    check_chosen(planned.plan, planned.job, planned.captured.graph)
+    planned = _at_once(planned)
     plan, captured = planned.plan, planned.captured
-    check_chosen(plan, planned.job, captured.graph)
     case = untraced_case(planned.job, plan, steps)
     job = case.job
     if not is_asynchronous(plan):
@@ -235,6 +236,14 @@ def case_of(
     return Case(job, (0,), late=late, model=captured.model, begun=begun)
 
 
+def _at_once(planned: Planned) -> Planned:
+    """Return what is proved: where a server decides by real time, its gradients summed at once."""
+    if not planned.plan.served:
+        return planned
+    job = replace(planned.job, sums=None)
+    return replace(planned, job=job, plan=planned.plan.changed(sums=None))
+
+
 def _owners(plan: Plan, captured: Capture) -> Mapping[str, Sequence[int]]:
     stages = stages_of(plan, captured.graph)
     return owners_of(lower_plan(plan, captured.graph), stages, captured.graph)
@@ -245,6 +254,7 @@ def run_planned(planned: Planned, case: Case, folder: Path, launcher: Launcher) 
 
     Raises:   RunError: a rank failed.
     """
+    planned = _at_once(planned)
     plan, captured, reads = planned.plan, planned.captured, ReadDigests()
     parts = case.late or case.rounded
     program = parts.program if parts else lower_plan(plan, captured.graph)

@@ -49,6 +49,7 @@ class StepResult:
     micro_batches:  over how many; a part of one where it is divided among ranks.
     figures:        that the loss gives beside it, averaged as the loss is.
     validated:      "val_loss" and "val_" figures of the weights after the step, where one was due.
+    left_out:       whether the rank was left out of the step, and has computed none of it.
     """
 
     step: int
@@ -57,6 +58,7 @@ class StepResult:
     micro_batches: float = 1
     figures: Mapping[str, float] = field(default_factory=dict[str, float])
     validated: Mapping[str, float] | None = None
+    left_out: bool = False
 
 
 @dataclass(slots=True)

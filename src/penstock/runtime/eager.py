@@ -269,7 +269,7 @@ class EagerRank:
         laws = buffer_laws(task.job) if laws is None and not self.alone else laws
         self.everyone = tuple(range(transport.num_ranks))
         way = sums_way(task.job.sums)
-        if (way.holds_back or way.averages) and transport.num_ranks > 1:
+        if (way.holds_back or way.averages or way.served) and transport.num_ranks > 1:
             message = f"sums as {task.job.sums} need a plan, and the job is trained without one"
             raise JobError(message, hint="take sums in bfloat16, or 1 rank")
         self.control = Control(task.board, task.policy.every_s)

@@ -121,10 +121,15 @@ def _replicas(rank: "Rank", wanted: Sum, own: LocalStages) -> SumCalls:
     is_telling = rank.rank == min(wanted.ranks)
     cleared = _cleared(rank, wanted, own)
     held, topology = _held_back(rank, weights, wanted), rank.topology
+    is_last = wanted == rank.last_sum
 
     def call() -> None:
         for gradient in cleared:
             gradient.zero_()
+        if rank.server_end is not None:
+            if is_last:
+                rank.server_end.exchange(rank.progress.first_step + wanted.step)
+            return
         if held is not None:
             held.sum_over(rank.transport, weights.flat_gradients, wanted.ranks, topology)
             return
@@ -429,9 +434,10 @@ def update_call(
         number, factor = progress.first_step + step, 1.0
         if weights.staleness is not None and late:
             factor = weights.staleness.rate(number)
-        if rank.loss_scale is None or not rank.loss_scale.leaves_out(number):
+        leaves_out = rank.loss_scale is not None and rank.loss_scale.leaves_out(number)
+        if not (leaves_out or rank.served):  # else a server has made it
             weights.step(number, factor)  # 18 in docs/architecture.md
-        elif weights.updates is not None:
+        elif leaves_out and weights.updates is not None:
             weights.updates.leave_out()
         if tell is not None:
             tell()

@@ -74,7 +74,7 @@ def _is_whole(rank: Rank, first_step: int) -> bool:
     """Return whether a rank holds what it did when its window began."""
     progress, written = rank.progress, rank.capture.graph.written
     is_moved = any(n in written for w in rank.weights.values() for n in w.buffers)
-    is_moved = is_moved or bool(rank.carried) or bool(rank.job.state)
+    is_moved = is_moved or bool(rank.carried) or bool(rank.job.state) or bool(rank.served)
     begun = progress.updates > 0 or bool(rank.unsettled)
     return progress.first_step > first_step and not begun and not is_moved
 

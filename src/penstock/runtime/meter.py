@@ -29,8 +29,8 @@ Given = ParamSpec("Given")
 class Meter:
     """The seconds of a rank's training loop, which begins when this is made."""
 
-    def __init__(self, transport: Transport) -> None:
-        self.transport = transport
+    def __init__(self, transport: Transport, *, has_server: bool = False) -> None:
+        self.transport, self.has_server = transport, has_server
         self.start_s = time.perf_counter()
         self.num_steps = 0
         self.seconds: defaultdict[Key, float] = defaultdict(float)
@@ -163,6 +163,8 @@ class Meter:
         return self._places[id(calls)]
 
     def _waited_s(self) -> tuple[float, float]:
+        if self.has_server:  # whose threads wait, too; what ranks wait is in their sums
+            return 0.0, 0.0
         return self.transport.waited.to_receive_s, self.transport.waited.to_send_s
 
 

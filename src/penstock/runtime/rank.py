@@ -29,7 +29,7 @@ from penstock.graph.trace import Capture
 from penstock.job import Job
 from penstock.program.codes import COMPUTE
 from penstock.program.program import Program
-from penstock.program.reductions import Commit, Guard
+from penstock.program.reductions import Commit, Guard, Sum
 from penstock.runtime import bind
 from penstock.runtime.calls import Bound as Bound
 from penstock.runtime.calls import Call
@@ -40,6 +40,7 @@ from penstock.runtime.lane import Lane
 from penstock.runtime.noise_squares import NoiseMeter
 from penstock.runtime.rank_terms import RankTerms
 from penstock.runtime.reader import Reader, ReadOrder
+from penstock.runtime.served import SERVER, ServedRank
 from penstock.schedule.grid import Grid
 from penstock.schedule.orders import B
 from penstock.state.carried_stage import CarriedStage, carried_stage
@@ -50,6 +51,7 @@ from penstock.state.python_state import take_named
 from penstock.state.replica_keys import goes_on
 from penstock.state.shards import Sharers, StageShard
 from penstock.state.weights import StageWeights
+from penstock.sums import sums_way
 from penstock.timeline.spans import LANES, Span
 from penstock.transport.packing import Packing, packing_of
 from penstock.transport.transport import Post, Send, Transport, Wait
@@ -75,10 +77,14 @@ class Rank:
     commit:    called where a step counts only once all ranks have come to its end.
     loss_scale: where the loss is scaled.
     carried:   of each stage whose buffers other ranks change too.
+    server_end: where a server updates the weights; `last_sum`, of a step, with which gradients go
+               there.
     """
 
     guard: Callable[[Guard], None] = staticmethod(_give_nothing)
     guarded_bytes: Callable[[], int] = int
+    server_end: ServedRank | None = None
+    last_sum: Sum | None = None
 
     def __init__(
         self,
@@ -95,7 +101,7 @@ class Rank:
         self.put_outputs, self.functions = terms.put_outputs, terms.functions
         self.rank, self.device = transport.rank, here().place
         self.grid = Grid(transport.num_ranks, (1,))  # until a program is bound
-        self.averages = self.topology = ""  # as the program says
+        self.averages = self.topology = self.served = ""  # as the program says
         self.weights: dict[int, StageWeights] = {}
         self.carried: dict[int, CarriedStage] = {}
         self.optimizers = optimizers_of(job, capture)
@@ -130,7 +136,7 @@ class Rank:
     def summed_micro_batches(self) -> int:
         """Return the micro-batches of a step whose mean gradient updates the weights here."""
         share = self.grid.shares[self.replica]
-        return share if self.averages else self.grid.step_micro_batches
+        return share if self.averages or self.served else self.grid.step_micro_batches
 
     @property
     def peers(self) -> tuple[int, ...]:
@@ -202,7 +208,9 @@ class Rank:
         """
         self.expect(program)
         self.grid, self.averages = program.grid, program.end.averages
-        self.topology = program.end.topology
+        self.topology, self.served = program.end.topology, program.end.served
+        sums = [i for i in program.code[self.rank] if isinstance(i, Sum) and i.how == "replicas"]
+        self.last_sum = sums[-1] if self.served and sums else None
         self._bits = program.graph.bits
         divided = program.sharded, program.parts, program.far
         if self.weights and (self.sharded, self.parts, self.far) != divided:
@@ -211,9 +219,11 @@ class Rank:
             raise RunError(message, hint=hint)
         self.sharded, self.parts, self.far = divided
         is_watched = program.num_steps == 1 and program.together == program.tensor == 1
-        is_watched = is_watched and not program.end.averages
+        is_watched = is_watched and not (program.end.averages or self.served)
         self.noise.watch(program.grid.step_micro_batches if is_watched else 0)
         bound = bind.bind(self, program)
+        if self.served and self.server_end is None:
+            self.server_end = ServedRank(self, sums_way(self.served))
         self.optimizers.release()
         return bound
 
@@ -337,6 +347,8 @@ class Rank:
                 sharers=self._sharers(stage),
             )
             self.weights[stage].give(self.weights[stage].gradients_of(self.reached(stage)))
+            if self.served and self.rank == SERVER:
+                self.weights[stage].update_apart()
             if stage in self.carries:
                 self.carried[stage] = self._carried(stage)
         return self.weights[stage]

@@ -152,7 +152,7 @@ class Steps:
 
     def add(self, result: StepResult) -> None:
         """Take one rank's report; only those with a loss, or of a validation, count."""
-        if result.loss is None and result.validated is None:
+        if result.loss is None and result.validated is None and not result.left_out:
             return
         told = self.waiting.setdefault(result.step, [])
         told.append(result)
@@ -163,7 +163,7 @@ class Steps:
 
     def is_run(self, step: int) -> bool:
         """Return whether the losses of a step that is not done are all there."""
-        told = [r for r in self.waiting[step] if r.loss is not None]
+        told = [r for r in self.waiting[step] if r.loss is not None or r.left_out]
         count = sum(r.micro_batches for r in told)
         return math.isclose(count, self.micro_batches) or (count > 0 and not self.micro_batches)
 
@@ -201,7 +201,10 @@ def outcome_of(results: list[RankResult], steps: Steps, weights: Mapping[str, Te
     memory = [held for result in results for held in result.memory]
     spent = [result.spent for result in results if result.spent is not None]
     samples = [result.samples for result in results if result.samples is not None]
-    slowest = [max(row) for row in zip(*(r.window_s for r in results), strict=True)]
+    most = max(len(r.window_s) for r in results)  # a rank may have been left out of some
+    whole = (r.window_s for r in results if len(r.window_s) == most)
+    slowest = [max(row) for row in zip(*whole, strict=True)]
+    is_whole = all(len(r.window_s) == most for r in results)
     return Outcome(
         timeline=Timeline.of(len(results), spans, memory, meta=(("clock", "measured"),)),
         steps=tuple(sorted(steps.finished, key=lambda step: step.step)),
@@ -209,7 +212,7 @@ def outcome_of(results: list[RankResult], steps: Steps, weights: Mapping[str, Te
         peak_bytes=tuple(result.peak_bytes for result in results),
         weights=weights,
         live_versions=tuple(versions[stage] for stage in sorted(versions)),
-        breakdown=breakdown_of_ranks(spent) if len(spent) == len(results) else None,
+        breakdown=breakdown_of_ranks(spent) if is_whole and len(spent) == len(results) else None,
         samples=tuple(samples) if len(samples) == len(results) else (),
         saves=tuple(result.saves for result in results),
         noise=tuple(result.noise for result in results),

@@ -56,6 +56,7 @@ from penstock.runtime.module_aside import bring_back, set_aside
 from penstock.runtime.rank import Rank
 from penstock.runtime.rank_terms import FunctionKey, RankTerms
 from penstock.runtime.sampler import Sampler, Samples
+from penstock.runtime.served import Decisions
 from penstock.runtime.validate import is_out_of_patience, validate, weights_of
 from penstock.runtime.windows import Windows
 from penstock.schedule.orders import KINDS, Kind
@@ -98,6 +99,7 @@ class Task:
     keys:              steps of other shapes than the first, whose programs are among the windows'.
     carries:           buffers that several ranks change; none where functions are emulated.  None:
                        found from what the windows' programs do.
+    decisions:         of a server, where they are written, and those that are made again.
 
     Raises:   RunError: there is no window.
               PlanError: a buffer has to see all micro-batches in order, and would not.
@@ -125,6 +127,7 @@ class Task:
     predicted_bytes: tuple[int, ...] = ()
     keys: tuple[KeyStep, ...] = ()
     carries: Carries = None  # type: ignore[assignment]  # until __post_init__
+    decisions: Decisions = Decisions()  # noqa: RUF009 - a frozen record
 
     def __post_init__(self) -> None:
         if not self.windows.count(1):
@@ -292,6 +295,8 @@ def _worked(
         checkpoint.discard(task.policy.folder)
         forget(task.policy.folder)
     transport.barrier()
+    if rank.server_end is not None:
+        rank.server_end.begin(task.windows.first_step, task.decisions)
     if task.guide is not None:
         task.guide.begun(rank.rank, time.perf_counter() - start_s)
     watch = WindowRunner(rank, control, task.guide)
@@ -305,6 +310,8 @@ def _worked(
         last = _run_windows(task, watch, bound)
         if keeper is not None:
             keeper.look(waits=True)
+        if rank.server_end is not None:
+            rank.server_end.leave()
     for lane in (rank.lane, *rank.copy_lanes):
         lane.close()
     return watch.result(time.perf_counter()) if last is None else last
@@ -333,7 +340,7 @@ def _run_windows(task: Task, watch: "WindowRunner", bound: Mapping[int, list[Bou
             is_profiled, length = number == task.memory_window, program.num_steps
             law = "" if task.audits is None else law_of(program, task.stages)
             window = Window(step, length, is_profiled, number in once, law)
-            watch.window(bound[id(program)], window)
+            _run_or_pass(watch, bound[id(program)], window)
             step, number = step + length, number + 1
             program = ask(step)
             do = _done(task, watch, (step, number), is_last=program is None)
@@ -352,6 +359,16 @@ def _run_windows(task: Task, watch: "WindowRunner", bound: Mapping[int, list[Bou
         check_model(watch.rank.capture)
         watch.rank.settle()
     return None
+
+
+def _run_or_pass(watch: "WindowRunner", calls: list[Bound], window: "Window") -> None:
+    """Run a window, or pass over one whose step was made without this rank."""
+    rank = watch.rank
+    if rank.server_end is None or not rank.server_end.has_passed(window.first_step):
+        watch.window(calls, window)
+        return
+    share = rank.grid.shares[rank.replica]
+    rank.report(StepResult(window.first_step, None, 0.0, share, left_out=True))
 
 
 def note_model(rank: Rank, *, again: bool = False) -> None:
@@ -533,10 +550,14 @@ def save_due(task: Task, watch: "WindowRunner", step: int, do: Do, *, is_last: b
         rank.settle()
         check_weights(rank.live(), step)
         waits = validates or do in ("stop", "plan")
+        if rank.server_end is not None:
+            rank.server_end.stop_for_save(step)
         saver.save(step, state_of(rank, step), waits=waits)
         if validates:
             _validate(task, rank, task.policy.folder, step)
             watch.is_over = is_out_of_patience(task.job, task.policy.folder, step)
+        if rank.server_end is not None:
+            rank.server_end.go_on()
     return True
 
 
@@ -651,7 +672,8 @@ class WindowRunner:
 
     def __init__(self, rank: Rank, control: Control, guide: Guide | None = None) -> None:
         self.rank, self.control, self.guide = rank, control, guide
-        self.meter, self.sampler = Meter(rank.transport), Sampler()
+        self.meter = Meter(rank.transport, has_server=bool(rank.served))
+        self.sampler = Sampler()
         self.saver: Saver | None = None
         self.keeper: StepKeeper | None = None
         self._is_audited = self.has_saved = self.is_over = False
@@ -739,9 +761,9 @@ class WindowRunner:
             self.kept = deque(each.by(self.clock) for each in self.kept)
         lengths = [(each.marks[-1] - each.marks[0]) / each.num_steps for each in self.kept]
         answers = transport.all_gather_bytes(json.dumps(lengths).encode(), everyone)
-        slowest = [max(row) for row in zip(*map(json.loads, answers), strict=True)]
+        slowest = [max(row) for row in zip(*map(json.loads, answers), strict=not rank.served)]
         every = transport.all_gather_bytes(json.dumps(self.window_s).encode(), everyone)
-        seconds = [max(row) for row in zip(*map(json.loads, every), strict=True)]
+        seconds = [max(row) for row in zip(*map(json.loads, every), strict=not rank.served)]
         middle = statistics.median(seconds[min(2, len(seconds) - 1) :])
         typical = min(slowest, key=lambda window_s: abs(window_s - middle))
         calls, marks, num_steps, summed = self.kept[slowest.index(typical)]

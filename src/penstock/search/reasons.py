@@ -272,9 +272,8 @@ def _summed(judge: Judge, chosen: Candidate) -> Iterator[Decision]:
         )
         for sums in (plan.agreement.sums, None)
     )
-    why = (
-        f"asked for: sums of {now} in place of {wide}, {format_seconds(chosen.step_s)} in place of "
-    )
+    what = "a server" if plan.served else f"sums of {now} in place of {wide}"
+    why = f"asked for: {what}, {format_seconds(chosen.step_s)} in place of "
     why += f"{format_seconds(other.step_s)} a step; gradients {in_words(plan.agreement.sums)}"
     yield Decision("sums", plan.agreement.sums, "user", why)
 

@@ -142,8 +142,10 @@ def _sizes(graph: Graph, most: int, micro_batches: int, fixed: Fixed) -> Iterato
                 continue
             if ranks == replicas and _wants_pipeline(graph, most, fixed):
                 continue
-            shares = evenly(micro_batches, replicas)
-            if unlike(shares) and (graph.tensor > 1 or sums_way(fixed.sums).averages):
+            shares, way = evenly(micro_batches, replicas), sums_way(fixed.sums)
+            if unlike(shares) and (graph.tensor > 1 or way.averages or way.served):
+                continue
+            if way.served and most > 1 and not 1 < replicas == ranks:
                 continue
             yield from _pipelines(graph, ranks // replicas, shares, fixed, few=most <= _FEW)
 

@@ -196,6 +196,8 @@ class HeldBack:
                 sum_products(transport, pair, among, matrices, self.powers)
             case "16 bits" | "as they are" | "delayed" | "local" | "diloco" | "easgd" | "gossip":
                 raise AssertionError("nothing is held back of a sum")
+            case "backup" | "ssp" | "async":
+                raise AssertionError("a server sums")
 
     def state(self) -> tuple[list[dict[int, Tensor]], dict[int, Tensor]]:
         """Return what this rank holds back of each gradient, and Q of each matrix, by node.

@@ -98,6 +98,7 @@ class StageWeights:
         self.far_state: FarState | None = None
         self.held_back: HeldBack | None = None
         self.averaged: Averaged | None = None
+        self.server_gradients: list[Tensor] = []
         self.with_gradient = {node for node, _ in stage.backward.gradients}
         self.given: dict[str, Tensor] = {}
         self.scans = {n: _scan(p) for n, p in trainable.items() if not p.is_contiguous()}
@@ -356,6 +357,7 @@ class StageWeights:
         others = [*self.buffers.values()]
         others += [] if self.held_back is None else self.held_back.held()
         others += [] if self.averaged is None else self.averaged.held()
+        others += self.server_gradients
         state = [] if self.updates is None else [*self.updates.held()]
         return {
             "weights": kept,
@@ -413,6 +415,14 @@ class StageWeights:
             reached = {node for node in self.live if self.names[node] in self.given}
             self.averaged = Averaged(way, self.layouts, self.flats, reached)
         return self.averaged
+
+    def update_apart(self) -> None:
+        """Let steps read copies of the weights, which are updated by `server_gradients` instead."""
+        rows = zip(self.reads, self.flats, strict=True)
+        self.reads = [read.clone() if read is flat else read for read, flat in rows]
+        self.server_gradients = [layout.new() for layout in self.layouts]
+        views = all_views(self.layouts, self.server_gradients)
+        self.give({self.names[n]: views[n] for n in self.updated if self.names[n] in self.given})
 
     def held_state(self) -> dict[str, Tensor]:
         """Return what this rank holds back, by key: "held-back-N/NAME", or "N.AGE" if older."""

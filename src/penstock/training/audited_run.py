@@ -28,6 +28,7 @@ from penstock.prove.audit_pace import AuditBasis, used_s
 from penstock.prove.audits import ALONE, KEPT, Audit, Audited, audit_rows
 from penstock.runtime.audited import MOST_STEPS, Audits
 from penstock.schedule.recipe import trains
+from penstock.sums import sums_way
 from penstock.training.audit_anew import begun_anew, seat_for
 from penstock.training.begin import Begin
 
@@ -71,7 +72,8 @@ def audits_of(session: "Session", plan: "Plan | None") -> Audits | None:
 def _changes_much(session: "Session") -> bool:
     """Return whether what a step is may change with the ranks that are there."""
     is_rounded = bool(session.job.sums) or session.job.wire_bits is not None
-    return session.job.batch_by_ranks or (session.elastic and is_rounded)
+    follows = session.job.batch_by_ranks or sums_way(session.job.sums).served
+    return follows or (session.elastic and is_rounded)
 
 
 def _affords(session: "Session") -> bool:
@@ -95,6 +97,8 @@ def audited(
     why = "check is off" if not session.care.check else ""
     if _changes_much(session):
         why = "what its steps are follows the ranks that are there"
+    if sums_way(session.job.sums).served:
+        why = "what its updates are follows who comes first, as decisions.jsonl says"
     why = why or why_not(case, session.asked.audit, session.folder, basis)
     begun = None if why or can_fork() else anew()
     if why := why or (begun if isinstance(begun, str) else ""):

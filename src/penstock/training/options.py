@@ -118,8 +118,17 @@ class Options(TypedDict, total=False):
         Spelling(
             "plan",
             "Sum gradients as bfloat16, float16, int8, sign, top:PART, rank:COLUMNS or delayed:K; "
-            "or average weights: local:STEPS, diloco:STEPS, easgd:STEPS or gossip:STEPS.",
+            "or average weights: local:STEPS, diloco:STEPS, easgd:STEPS or gossip:STEPS; or update "
+            "as they come: backup:RANKS, ssp:STEPS or async.",
             metavar="WAY",
+        ),
+    ]
+    decisions: Annotated[
+        "Path | str | None",
+        Spelling(
+            "plan",
+            "Take gradients as the run in this folder did, whose sums were as these.",
+            metavar="DIR",
         ),
     ]
     topology: Annotated[

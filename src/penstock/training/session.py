@@ -498,7 +498,7 @@ class Session:
         leads:    as in Replanner.
         """
         plan, files = choice.plan, self.folder / "cluster.toml"
-        if plan.averages:  # with other replicas it would train otherwise
+        if plan.averages or plan.served:  # with other replicas it would train otherwise
             return None
         if self.basis is None or plan.total_ranks == 1 or not self.care.replan:
             return None
@@ -552,6 +552,7 @@ class Session:
             noise_every=self.noise_every,
             audits=audited_run.audits_of(self, plan),
             forgets=self.care.forget,
+            decisions=str(self.asked.options.get("decisions", "")),
         )
 
     def task(self, choice: Choice, begin: Begin, board: "Board") -> "Task":

@@ -25,6 +25,7 @@ from penstock.training.begin import Begin
 if TYPE_CHECKING:
     from penstock.checkpoints.control import Board
     from penstock.runtime.key_steps import KeyStep
+    from penstock.runtime.served import Decisions
     from penstock.runtime.worker import Task
 
 
@@ -37,6 +38,7 @@ class TaskTerms(NamedTuple):
     noise_every:  of how many steps one is watched for the noise of its gradients.
     audits:       where steps are kept that the plain loop makes again; None: nowhere.
     forgets:      whether they go on without what no checkpoint holds.
+    decisions:    folder of a run, whose decisions of a server are made again; "": none is.
     """
 
     folder: Path
@@ -46,6 +48,7 @@ class TaskTerms(NamedTuple):
     noise_every: int
     audits: Audits | None
     forgets: bool
+    decisions: str = ""
 
 
 def task_of(
@@ -56,6 +59,7 @@ def task_of(
 ) -> "Task":
     """Return what ranks do of a plan from a step on."""
     from penstock.checkpoints.saver import SavePolicy
+    from penstock.runtime.served import Decisions
     from penstock.runtime.worker import Task
 
     plan, captured, every = choice.plan, choice.captured, terms.every
@@ -85,7 +89,19 @@ def task_of(
         forgets=terms.forgets,
         predicted_bytes=plan.predicted.peak_bytes if plan.predicted else (),
         keys=keys,
+        decisions=_decisions(terms) if plan.served else Decisions(),
     )
+
+
+def _decisions(terms: TaskTerms) -> "Decisions":
+    """Return where decisions of a server go, and those that are made again.
+
+    Raises:   RunError: there are none in the folder that is named.
+    """
+    from penstock.runtime.served import FILE, Decisions, read_decisions
+
+    script = read_decisions(Path(terms.decisions) / FILE) if terms.decisions else ()
+    return Decisions(terms.folder / FILE, script)
 
 
 def steps_of_keys(choice: Choice, steps: range) -> "tuple[tuple[KeyStep, ...], Windows]":
