@@ -4894,6 +4894,22 @@ BREAKS = (
         "a cache of objects that goes along where the process changes its folder",
     ),
     Break(
+        "inner_gradient_refused",
+        "graph/without_gradients.py",
+        "if not _takes_a_gradient(problem):",
+        "if problem:",
+        ("tests/graph/test_without_gradients.py",),
+        "a run that ends at its validation, for the loss takes a gradient itself",
+    ),
+    Break(
+        "validation_records",
+        "graph/without_gradients.py",
+        "    with torch.no_grad():",
+        "    with torch.enable_grad():",
+        ("tests/graph/test_without_gradients.py",),
+        "a validation that holds all activations, as if it were a training step",
+    ),
+    Break(
         "lstm_cast_state_left",
         "graph/narrow_lstm.py",
         "return func(given.half(), [part.half() for part in state], *others)",

@@ -128,6 +128,7 @@ TORCH_FILES = {
     "graph/whole_optimizer.py",
     "graph/precision.py",
     "graph/narrow_lstm.py",
+    "graph/without_gradients.py",
     "graph/slicing.py",
     "graph/sliced_embedding.py",
     "graph/sliced_loss.py",

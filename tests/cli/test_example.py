@@ -39,4 +39,6 @@ def test_what_is_there_stays_and_what_is_not_is_told(call: Call, tmp_path) -> No
     done = call("example", "gtp")
     assert done.code == 2
     assert "there is no example gtp" in done.err
-    assert "gpt, hf, fluid, experts, labels, disruptions, neighbours, texts, mixed" in done.err
+    assert (
+        "gpt, hf, fluid, experts, labels, disruptions, neighbours, meta, texts, mixed" in done.err
+    )

@@ -10,8 +10,10 @@ from typing import Literal
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from examples import disruptions, experts, fluid, labels, neighbours
+from examples import disruptions, experts, fluid, labels, meta, neighbours
+from penstock.graph.split import split
 from penstock.graph.trace import capture
 from penstock.job import Job, load_job
 from penstock.plan import plan_by_hand
@@ -351,6 +353,105 @@ def test_replicas_with_and_without_a_cache_are_the_plain_loop(tmp_path) -> None:
     assert losses[0] == losses[1]
     assert losses[0][-1] < 0.8 * losses[0][0]
     assert all(kept < 0.7 * whole for kept, whole in zip(*fetched, strict=True))
+
+
+# Meta-learning with a divided table
+
+
+def test_a_task_is_of_one_user_and_no_record_is_in_two() -> None:
+    records = meta.log()
+    tasks = meta.users(0, meta.USERS - meta.HELD_OUT).tasks
+    assert all(len(set(records.user[task].tolist())) == 1 for task in tasks)
+    assert all(len(task) == meta.SUPPORT + meta.QUERY for task in tasks)
+    for task in tasks[:5]:
+        assert torch.equal(task, task.sort()[0])  # as the log has them
+    used = torch.cat(tasks)
+    assert len(used.unique()) == len(used)
+    whose = records.user[used].unique()
+    per_user = records.user.bincount() // (meta.SUPPORT + meta.QUERY)
+    assert len(tasks) == int(per_user[: meta.USERS - meta.HELD_OUT].sum())
+    assert int(whose.max()) < meta.USERS - meta.HELD_OUT
+    held_out = torch.cat(meta.users(meta.USERS - meta.HELD_OUT, meta.USERS).tasks)
+    assert int(records.user[held_out].min()) >= meta.USERS - meta.HELD_OUT
+
+
+def whole_table_loss(weights: dict[str, Tensor], task: Tensor) -> Tensor:
+    """Return the loss of MAML whose inner step changes the whole table, records one by one."""
+    records = meta.log()
+
+    def judged(weights: dict[str, Tensor], part: Tensor) -> Tensor:
+        terms = []
+        for record in part.tolist():
+            rows = [weights["table.weight"][row] for row in records.fields[record].tolist()]
+            x = torch.cat([*rows, records.numbers[record].double()])
+            x = F.silu(weights["dense.0.weight"] @ x + weights["dense.0.bias"])
+            x = weights["dense.2.weight"] @ x + weights["dense.2.bias"]
+            sign = 2 * records.liked[record].double() - 1
+            terms.append(F.softplus(-sign * x[0]))
+        return torch.stack(terms).mean()
+
+    inner = judged(weights, task[: meta.SUPPORT])
+    slopes = torch.autograd.grad(inner, list(weights.values()), create_graph=True)
+    moved = {
+        name: weight - meta.INNER_RATE * slope
+        for (name, weight), slope in zip(weights.items(), slopes, strict=True)
+    }
+    return judged(moved, task[meta.SUPPORT :])
+
+
+def test_a_look_up_of_the_rows_of_a_task_is_maml_on_the_whole_table() -> None:
+    torch.manual_seed(0)
+    model = meta.Recommender().double()
+    held = meta.users(0, meta.USERS - meta.HELD_OUT)
+    batch = {n: v.double() if v.is_floating_point() else v for n, v in held[3].items()}
+    found = meta.loss(model, batch)
+    found.backward()
+    weights = {n: p.detach().clone().requires_grad_() for n, p in model.named_parameters()}
+    expected = whole_table_loss(weights, held.tasks[3])
+    torch.testing.assert_close(found, expected)
+    slopes = torch.autograd.grad(expected, list(weights.values()))
+    for own, slope in zip(model.parameters(), slopes, strict=True):
+        torch.testing.assert_close(own.grad, slope)
+
+
+def test_ranks_with_half_of_the_rows_each_are_one_process_over_the_same_tasks(tmp_path) -> None:
+    job = meta.job()
+    made, options = capture(job), {"num_ranks": 1, "replicas": 2, "clip": False}
+    made = split(made, {"table.weight": 2})
+    table = [at for at, point in enumerate(made.graph.cut_points) if "table" in point.name]
+    options = {"shard": ("shard", "shard", "replicate"), **options}
+    plan = plan_by_hand(made.graph, table, "breadth_first", num_micro_batches=2, **options)
+    run = Run(plan, job, made)
+    proof = prove(Planned(run.job, run.captured, run.plan), (0, 3))
+    assert proof.problem == ""
+    found = train(run, tmp_path, (1,) * 5).weights
+    torch.manual_seed(run.job.seed)
+    model = run.job.model()
+    updates, tasks = run.job.optimizer(model.parameters()), run.job.data(0)
+    for _ in range(5):
+        updates.zero_grad()
+        for batch in islice(tasks, meta.TASKS):
+            (meta.loss(model, batch) / meta.TASKS).backward()
+        updates.step()
+    for name, weight in model.named_parameters():
+        torch.testing.assert_close(found[f"weights/{name}"], weight.detach(), atol=2e-5, rtol=1e-4)
+
+
+def test_who_is_known_by_his_support_is_judged_better_than_a_stranger() -> None:
+    job = meta.job()
+    torch.manual_seed(job.seed)
+    model = job.model()
+    updates, tasks = job.optimizer(model.parameters()), job.data(0)
+    for _ in range(60):
+        updates.zero_grad()
+        for batch in islice(tasks, meta.TASKS):
+            meta.loss(model, batch).backward()
+        updates.step()
+    right: dict[str, float] = {}
+    for batch in meta.validation():
+        for name, (count, _) in meta.metrics(model, batch).items():
+            right[name] = right.get(name, 0.0) + float(count)
+    assert right["known"] > 1.1 * right["strange"]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from penstock.cli import face
 from penstock.errors import JobError
 from penstock.files import write_text
 
-_FIELD = "fluid.py", "experts.py", "labels.py", "disruptions.py", "neighbours.py"
+_FIELD = "fluid.py", "experts.py", "labels.py", "disruptions.py", "neighbours.py", "meta.py"
 EXAMPLES = ("gpt.py", "hf.py", *_FIELD, "texts.py", "mixed.toml")
 _NAMES = ", ".join(file.partition(".")[0] for file in EXAMPLES)
 _JOBS = {"hf.py": "llama", "experts.py": "expert_0", "labels.py": "label_0", "texts.py": "buckets"}
@@ -33,7 +33,8 @@ def example(
 
     Also what the field trains: a surrogate of a solver (fluid), experts of a diffusion model that
     never meet (experts), adversarial nets of each label (labels), an LSTM in 16 bits
-    (disruptions), a graph network with a cache of features (neighbours).
+    (disruptions), a graph network with a cache of features (neighbours), a recommender that learns
+    to learn (meta).
 
     Example: penstock example gpt && penstock train gpt.py
     """

@@ -32,6 +32,7 @@ from penstock.graph.contents import flatten, own, seen
 from penstock.graph.functional import where
 from penstock.graph.shared_memory_views import overlaps_of
 from penstock.graph.trace import build_model, loss_of
+from penstock.graph.without_gradients import without_gradients
 from penstock.job import Job
 from penstock.processes.child import Beat, SilentError, can_fork, in_a_fork
 from penstock.runtime.digest import digest_of
@@ -187,8 +188,8 @@ def _is_written(job: Job, first: int, digests: Sequence[str], *, reuses: bool) -
         found.append(digest_of(flatten(batch)[0]))
         taken = seen(batch, device) if can_fork() else own(batch, device)
         try:
-            with torch.no_grad(), SeededRandom(micro_batch_seed(job.seed, number)):
-                loss_of(job, model, taken)
+            with SeededRandom(micro_batch_seed(job.seed, number)):
+                without_gradients(partial(loss_of, job, model, taken))
         except Exception:  # noqa: BLE001 - the job's loss fails, as whoever computes it next will say
             return False
         is_written = digest_of(flatten(taken)[0]) != found[-1]

@@ -54,6 +54,7 @@ from penstock.graph.rows import Placeholder, RedrawnError, rows_of
 from penstock.graph.shared_memory_views import laid_together, overlaps_with
 from penstock.graph.traced_constants import KnownValues
 from penstock.graph.waiting import is_hollow, placed
+from penstock.graph.without_gradients import without_gradients
 from penstock.job import ROW, SCALED, Job
 
 _ASKED = 32  # micro-batches whose answers are compared before a plan
@@ -265,8 +266,7 @@ def _run_eagerly(job: Job) -> tuple[str, ...]:
 
 def _figures_of(job: Job, model: nn.Module, batch: Any) -> tuple[str, ...]:
     try:
-        with torch.no_grad():
-            return tuple(loss_and_figures(job, model, batch)[1])
+        return tuple(without_gradients(lambda: loss_and_figures(job, model, batch))[1])
     except PenstockError:
         raise
     except Exception as problem:  # whatever the job's code raises

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,6 +28,7 @@ from penstock.graph.batch import count
 from penstock.graph.composed import averaged
 from penstock.graph.functional import where
 from penstock.graph.trace import computed_in, loss_and_figures, on_device
+from penstock.graph.without_gradients import without_gradients
 from penstock.in_turn import LossTurns, TurnBatch
 from penstock.job import Batch, Job
 from penstock.runtime.means import Means
@@ -60,12 +62,13 @@ def validated(
     Raises:   EndlessError: it does not end.
     """
     whole, found = Means(), dict[str, float]()
-    with _unchanged(model), torch.no_grad():
+    with _unchanged(model):
         for name, batches in sets_of(job.validation).items():
             tally = Means()
             for batch in _counted(job, batches, told, say):
                 own = on_device(batch)
-                tally.add(_figures(job, model, own), _counts_for(job, own))
+                figures = without_gradients(partial(_figures, job, model, own))
+                tally.add(figures, _counts_for(job, own))
             whole.take(tally)
             if name:
                 found |= {f"val_{name}_{key}": value for key, value in tally.means().items()}

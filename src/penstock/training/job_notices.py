@@ -24,6 +24,7 @@ from penstock.examine.unlike_counts import words_of_counts
 from penstock.graph.summed_loss import sums_over_batch
 from penstock.graph.trace import Capture, build, loss_and_figures, loss_of
 from penstock.graph.traced_constants import was_traced
+from penstock.graph.without_gradients import without_gradients
 from penstock.job import Job, is_users
 from penstock.listener import Listener
 from penstock.processes.child import Beat, can_fork, in_a_fork
@@ -249,8 +250,8 @@ def _ratio_of_double(job: Job, samples: int) -> float:
     model, batch = build(job)
     twice = pytree.tree_map(partial(_twice, samples), batch)
     model.eval()
-    with torch.no_grad():
-        one, two = (float(loss_of(job, model, each)) for each in (batch, twice))
+    losses = (without_gradients(partial(loss_of, job, model, each)) for each in (batch, twice))
+    one, two = map(float, losses)
     return two / one if one else 0.0
 
 
