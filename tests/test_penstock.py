@@ -1,5 +1,6 @@
 """The package: its verbs, one per arrow of the design, each loaded when it is first used."""
 
+import pickle
 import subprocess
 import sys
 from dataclasses import replace
@@ -225,6 +226,11 @@ def test_every_name_is_there_and_listed() -> None:
 def test_name_that_is_not_there_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'serch'"):
         ps.serch  # noqa: B018
+
+
+def test_package_is_sent_to_other_processes_by_its_name() -> None:
+    """An engine of tasks sends functions by value, and with them the modules that they name."""
+    assert pickle.loads(pickle.dumps(ps)) is ps
 
 
 @pytest.mark.parametrize("room", ["search", "simulate", "report"])

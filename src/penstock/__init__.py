@@ -17,6 +17,7 @@ Each name is loaded when it is first used, so that `import penstock` costs littl
 
 import importlib
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -182,6 +183,10 @@ class _Penstock(ModuleType):
     def __setattr__(self, name: str, value: object) -> None:
         if name in _ROOMS or not (name in _PLACES and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
+
+    def __reduce__(self) -> tuple[Callable[[str], ModuleType], tuple[str]]:
+        """Let functions that name this module be sent to other processes."""
+        return importlib.import_module, (self.__name__,)
 
 
 sys.modules[__name__].__class__ = _Penstock

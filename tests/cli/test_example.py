@@ -40,5 +40,6 @@ def test_what_is_there_stays_and_what_is_not_is_told(call: Call, tmp_path) -> No
     assert done.code == 2
     assert "there is no example gtp" in done.err
     assert (
-        "gpt, hf, fluid, experts, labels, disruptions, neighbours, meta, texts, mixed" in done.err
+        "gpt, hf, fluid, experts, labels, disruptions, neighbours, meta, tasks, texts, mixed"
+        in done.err
     )

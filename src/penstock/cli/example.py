@@ -10,7 +10,8 @@ from penstock.errors import JobError
 from penstock.files import write_text
 
 _FIELD = "fluid.py", "experts.py", "labels.py", "disruptions.py", "neighbours.py", "meta.py"
-EXAMPLES = ("gpt.py", "hf.py", *_FIELD, "texts.py", "mixed.toml")
+_SCRIPTS = ("tasks.py",)  # that start the training themselves
+EXAMPLES = ("gpt.py", "hf.py", *_FIELD, *_SCRIPTS, "texts.py", "mixed.toml")
 _NAMES = ", ".join(file.partition(".")[0] for file in EXAMPLES)
 _JOBS = {"hf.py": "llama", "experts.py": "expert_0", "labels.py": "label_0", "texts.py": "buckets"}
 _FOLDER = Path(__file__).parent.parent / "examples"  # NAME.txt: no code of the package
@@ -34,7 +35,7 @@ def example(
     Also what the field trains: a surrogate of a solver (fluid), experts of a diffusion model that
     never meet (experts), adversarial nets of each label (labels), an LSTM in 16 bits
     (disruptions), a graph network with a cache of features (neighbours), a recommender that learns
-    to learn (meta).
+    to learn (meta), tasks on machines that come and go (tasks).
 
     Example: penstock example gpt && penstock train gpt.py
     """
@@ -47,6 +48,7 @@ def example(
     face.check_place(place)
     write_text(place, (_FOLDER / f"{file.partition('.')[0]}.txt").read_text())
     use = f"penstock train {place}" if file.endswith(".py") else f"--cluster {place}"
+    use = f"python {place}" if file in _SCRIPTS else use
     if as_json:
         face.show_json({"written": str(place)})
     else:
