@@ -2,6 +2,7 @@
 
     python -m bench.agree [--json] [--quick] [--rounds N] [--seeds N] [--steps N] [--models ...]
     python -m bench.agree --table [--json]    which ways go with what else plans have
+    python -m bench.agree --slow [--json]     ways where a rank is slow (bench/slow_rank.py)
     python -m bench.agree FOLDER       what torchrun starts for each rank
 
 The small GPT and the CNN of bench/zoo.py, AdamW, four micro-batches a rank and step, ours in one
@@ -69,6 +70,7 @@ WAYS = (
     *(None, "bfloat16", "int8", "sign", "top:0.01", "rank:4", "delayed", "delayed:3"),
     *("local:8", "diloco:8", "easgd:8", "gossip"),
 )
+AS_THEY_COME = "backup:1", "ssp:2", "ssp:2:aware", "async:aware"  # each rank at its own pace
 PEERS = (
     "ddp",
     "ddp float16",
@@ -346,9 +348,12 @@ def combinations() -> Iterator[Row]:
         schedule = words.pop("schedule", "gpipe")
         plan = plan_by_hand(graph, [middle], schedule, num_micro_batches=4, replicas=2, num_ranks=2)
         row: Row = {"with": what}
-        for way in WAYS:
+        for way in (*WAYS, *AS_THEY_COME):
+            own = words
+            if way in AS_THEY_COME and schedule == "gpipe":  # of replicas of one rank
+                own = {"num_ranks": 1, "schedule": "breadth_first", **words}
             try:
-                plan.changed(sums=way, **words)
+                plan.changed(sums=way, **own)
             except PlanError as problem:
                 row[str(way)] = f"refused: {problem.message}"
             else:
@@ -365,11 +370,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=200, help="of training, for losses")
     parser.add_argument("--table", action="store_true", help="what goes together, and why not")
+    parser.add_argument("--slow", action="store_true", help="ways where a rank is slow")
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.table:
         table = list(combinations())
         print(json.dumps(table) if given.json else _matrix(table))
+        return
+    if given.slow:
+        print(_slow_ranks(is_json=given.json))
         return
     can, why = can_throttle()
     if not can:
@@ -383,6 +392,15 @@ def main() -> None:
         return
     keys = list(found[0])
     print(face.table(keys, [[_shown(row[key]) for key in keys] for row in found]))
+
+
+def _slow_ranks(*, is_json: bool) -> str:
+    from bench import slow_rank  # which reads ways from here, by bench.convex
+
+    found = list(slow_rank.rows(4, 48))
+    if is_json:
+        return json.dumps({"machine": machine(), "rows": found})
+    return face.table(list(found[0]), [[_shown(value) for value in row.values()] for row in found])
 
 
 def _matrix(table: Sequence[Row]) -> str:

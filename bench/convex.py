@@ -7,8 +7,10 @@ threads.  What a way refuses is refused by the table of what fits (plan/fits.py)
 
 way, topology   as `sums` and `topology` say it; None: gradients, and as the transport sums
 rounds          of one sum
-sent_bytes      that all ranks together gave each other along the rounds, in all steps
-formula_bytes   the same by docs/agree.md; null: the transport's own way is not counted
+sent_bytes      that all ranks together gave each other along the rounds, or to a server and
+                back, in all steps
+formula_bytes   the same by docs/agree.md; null: the transport's own way is not counted.  Of backup
+                workers the most: a rank that is left out gives less
 first, last     losses of the first and the last step
 outcome         works, or refused with the reason
 """
@@ -24,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.agree import WAYS
+from bench.agree import AS_THEY_COME, WAYS
 from penstock.checkpoints.saver import SavePolicy
 from penstock.cli import face
 from penstock.errors import PlanError
@@ -41,6 +43,7 @@ from penstock.transport import Transport
 
 TOPOLOGIES = (*(None, "ring", "tree", "halving", "doubling", "direct", "server", "hierarchical:2"),)
 WIDTH = 16
+EVERY = *WAYS, *AS_THEY_COME
 Row = dict[str, Any]
 
 
@@ -52,6 +55,16 @@ class CountedSwaps:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._end, name)
+
+    def bind_send(self, edge: int, peer: int, specs: Any, *, ahead: int = 0) -> Any:
+        send = self._end.bind_send(edge, peer, specs, ahead=ahead)
+        size = sum(spec.size_bytes for spec in specs)
+
+        def counted(tensors: Sequence[Tensor]) -> None:
+            self._given.append(size)
+            send(tensors)
+
+        return counted
 
     def swap(
         self, gives: Sequence[Tensor], takes: Sequence[Tensor], ranks: tuple[int, ...]
@@ -82,6 +95,8 @@ def job_of(way: str | None, ranks: int) -> Job:
 def formula_bytes(way: str | None, topology: str, ranks: int, steps: int) -> int:
     """Return the bytes that all ranks send together: 2 (n - 1) S a sum, but for doubling."""
     own = sums_way(way)
+    if own.served:  # pushes and answers, those of the last checkpoint, and a word at the end
+        return (ranks - 1) * (2 * steps + 3) * (4 * WIDTH * WIDTH + 3 * 8)
     columns = own.columns_of((WIDTH, WIDTH)) if own.kind == "rank" else 0
     size_bytes = 4 * (2 * WIDTH * columns or WIDTH * WIDTH)
     power = ranks.bit_length() - 1
@@ -109,12 +124,12 @@ def row_of(way: str | None, topology: str | None, ranks: int, steps: int) -> Row
         live = partial(_live, task, given)
         done = outcome_of(run_threads(live, ranks, told.add, groups=task.groups), told, {})
     losses = [each.loss or 0.0 for each in done.steps]
-    counted = topology is not None
+    counted = topology is not None or sums_way(way).served
     return {
         **row,
         "rounds": len(routes_of(topology, ranks).rounds) if topology else None,
         "sent_bytes": sum(given) if counted else None,
-        "formula_bytes": formula_bytes(way, topology, ranks, steps) if topology else None,
+        "formula_bytes": formula_bytes(way, topology or "", ranks, steps) if counted else None,
         **{"first": losses[0], "last": losses[-1], "outcome": "works"},
     }
 
@@ -124,7 +139,7 @@ def _live(task: Task, given: list[int], end: Transport, tell: Any) -> Any:
     return work(task, counted, tell)
 
 
-def rows(ranks: Sequence[int], steps: int, ways: Sequence[str | None] = WAYS) -> Iterator[Row]:
+def rows(ranks: Sequence[int], steps: int, ways: Sequence[str | None] = EVERY) -> Iterator[Row]:
     for count in ranks:
         for way in ways:
             yield from map(partial(row_of, way, ranks=count, steps=steps), TOPOLOGIES)

@@ -5058,6 +5058,24 @@ BREAKS = (
         "asked for a server, and trained by a pipeline without one",
     ),
     Break(
+        "servers_that_do_all_at_once",
+        "simulate/served.py",
+        "        free_s = max(now_s, free_s) + server.way_s[rank]\n",
+        "        free_s = now_s + server.way_s[rank]\n",
+        ("tests/simulate/test_served.py::test_what_a_server_does_it_does_one_after_the_other",),
+        "a server predicted without its queue",
+    ),
+    Break(
+        "served_plans_predicted_at_once",
+        "search/judge.py",
+        "            if plan.served:\n                seconds = self._served_s",
+        "            if False:\n                seconds = self._served_s",
+        (
+            "tests/simulate/test_served.py::test_a_plan_whose_ranks_do_not_wait_is_predicted_without_the_slow_one",
+        ),
+        "a slow rank that holds up a plan which does not wait for it",
+    ),
+    Break(
         "delayed_to_the_end",
         "program/passes/delay.py",
         "    rows = np.lexsort((~moved, ranks))  # stable: the moved ones of each rank first\n",

@@ -21,8 +21,8 @@ BEHIND = {  # lines that may stand behind a module
     "schedule.one_f_one_b": 2_530,  # since a file that is gone is named
     "program.program": 5_342,  # since a server updates as gradients come
     "simulate.simulate": 13_520,  # since a server updates as gradients come
-    "runtime.worker": 34_571,  # since a loss that takes a gradient is validated
-    "training.train": 104_672,  # since a loss that takes a gradient is validated
+    "runtime.worker": 34_572,  # since servers are predicted
+    "training.train": 104_760,  # since servers are predicted
 }
 _RUNNING = (
     "runtime",

@@ -20,6 +20,7 @@ from typing import NamedTuple, final
 from penstock.errors import RunError
 from penstock.sums import SumsWay
 
+SERVER = 0  # the rank beside which it is
 _SAVES = "take the checkpoint_every of the run that is replayed"
 
 

@@ -30,6 +30,7 @@ from penstock.job import Job
 from penstock.program.codes import COMPUTE
 from penstock.program.program import Program
 from penstock.program.reductions import Commit, Guard, Sum
+from penstock.referee import SERVER
 from penstock.runtime import bind
 from penstock.runtime.calls import Bound as Bound
 from penstock.runtime.calls import Call
@@ -40,7 +41,7 @@ from penstock.runtime.lane import Lane
 from penstock.runtime.noise_squares import NoiseMeter
 from penstock.runtime.rank_terms import RankTerms
 from penstock.runtime.reader import Reader, ReadOrder
-from penstock.runtime.served import SERVER, ServedRank
+from penstock.runtime.served import ServedRank
 from penstock.schedule.grid import Grid
 from penstock.schedule.orders import B
 from penstock.state.carried_stage import CarriedStage, carried_stage

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from penstock.device import of
 from penstock.errors import RunError
-from penstock.referee import Referee, ServedAnswer, ServedUpdate
+from penstock.referee import SERVER, Referee, ServedAnswer, ServedUpdate
 from penstock.state.weights import StageWeights
 from penstock.sums import SumsWay
 from penstock.transport.transport import Send, TensorSpec, Transport, Wait
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from penstock.runtime.rank import Rank
 
 FILE = "decisions.jsonl"  # in the folder of a run
-SERVER = 0  # the rank beside which it is
 _UP, _DOWN = 2**24, 2**24 + 1  # edges, which no program has so many of
 _KINDS: tuple["Kind", ...] = ("push", "save", "leave")
 _LINES = 64  # of decisions that are written at once

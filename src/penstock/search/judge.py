@@ -28,6 +28,8 @@ from penstock.graph.wire import message_bytes, summed_bytes
 from penstock.plan.lower_plan import bits_of, lower_plan, stages_of
 from penstock.plan.plan import Plan, is_asynchronous, schedule_of
 from penstock.profile.kinds import Profiles, as_tuple, places_of
+from penstock.program.program import Program
+from penstock.referee import SERVER
 from penstock.rules.ruled import FREE, Ruled
 from penstock.schedule.figures import weight_copies
 from penstock.schedule.recipe import AnySchedule
@@ -49,8 +51,10 @@ from penstock.simulate.price import (
     memory_on,
     ways_of,
 )
+from penstock.simulate.served import STEPS, ServerSeconds, served_step_s
 from penstock.simulate.simulate import Simulator
 from penstock.simulate.suited import Setting, bare, suited, takes_seconds
+from penstock.timeline.spans import LANES
 from penstock.timeline.timeline import Timeline, peak_bytes, step_s
 from penstock.units import format_bytes
 
@@ -238,9 +242,26 @@ class Judge:
         else:
             ready = self._ready(plan)
             seconds, start_s = ready.simulator.long_run()
-            timeline = ready.timeline(start_s, spans=spans)
+            timeline = ready.timeline(start_s, spans=spans or bool(plan.served))
+            if plan.served:
+                seconds = self._served_s(plan, ready.simulator.program, timeline)
         usd = self._usd_per_s(plan) * seconds
         return Candidate(plan, seconds, peak_bytes(timeline), usd), timeline
+
+    def _served_s(self, plan: Plan, program: Program, timeline: Timeline) -> float:
+        """Return the seconds of a step whose gradients a server takes as they come.
+
+        timeline:  of a step whose gradients are summed.
+        """
+        spans, cluster = timeline.spans, self.cluster_of(plan.place.hosts)
+        took_s, ranks = spans.ends_s - spans.starts_s, range(plan.total_ranks)
+        computes, updates = (spans.lanes == LANES.index(lane) for lane in ("compute", "update"))
+        computes_s = [took_s[computes & (spans.ranks == rank)].sum() for rank in ranks]
+        size = sum(each.size_bytes for each in program.code.reductions)
+        way_s = tuple(cluster.message_s(SERVER, rank, size) for rank in ranks)
+        own = ServerSeconds(way_s, float(took_s[updates & (spans.ranks == SERVER)].sum()))
+        table = np.repeat(np.array(computes_s)[:, None], STEPS, axis=1)
+        return served_step_s(plan.sums_way, table, own)
 
     def drained_s(self, plan: Plan) -> float:
         """Return the seconds from the first start of a step to its last end, alone."""
