@@ -1,15 +1,19 @@
 """Terminal: what people read on stderr while something is done: a bar there, else a line.
 
-Where stderr is no terminal, each thing that is begun has its line at once.
+Where stderr is no terminal, each thing that is begun has its line at once, and every ten seconds
+another that says how far it is.
 """
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn
 
+_LINE_EVERY_S = 10.0
+_DRAWN_EVERY_S = 0.1
 _WIDE = 10_000  # columns of what is no terminal: nothing is wrapped or shortened
 
 
@@ -51,11 +55,22 @@ def busy(what: str) -> Generator[None, None, None]:
 
 @contextlib.contextmanager
 def progress(what: str) -> Generator[Callable[[int, int], None], None, None]:
-    """Show a bar; the call that is yielded moves it: (done, total or 0)."""
+    """Show a bar; the call that is yielded moves it: (done, total or 0).
+
+    It may be called as often as one likes: what is shown changes at times.
+    """
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    last_s = time.monotonic()
     with _live(what, *columns) as bars:
 
         def tell(done: int, total: int) -> None:
+            nonlocal last_s
+            now_s = time.monotonic()
+            if now_s - last_s < (_LINE_EVERY_S if bars.disable else _DRAWN_EVERY_S):
+                return
+            last_s = now_s
+            if bars.disable:
+                say(f"{what}: {done:,} of {total:,}" if total else f"{what}: {done:,}")
             for task in bars.task_ids:
                 bars.update(task, completed=done, total=total or None, refresh=True)
 

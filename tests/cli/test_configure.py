@@ -2,10 +2,12 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from penstock.cli.configure import op_by_op
 from penstock.estimate import load
 from penstock.estimate.datasheet import Datasheet
 from penstock.estimate.known import find_model
@@ -50,7 +52,7 @@ def test_best_are_those_of_the_search_with_their_intervals(call: Call, alike: Pa
     device = Datasheet("a100-80", 312e12, 2.039e12, 300e9, 300e9, 8, memory_bytes=80 * 2**30)
     pool = Pool(device, 8, 80 * 2**30, 2.0)
     time, memory = (constants_for(each.quantity, (pool,), load()) for each in load())
-    model = find_model("mpt-1b")
+    model = op_by_op(find_model("mpt-1b"))
     expected = configurations(model, pool, batch=64, constants=(time, memory))
     assert found["parameters"] == model.parameters
     assert found["candidates"] == expected.candidates
@@ -68,6 +70,14 @@ def test_best_are_those_of_the_search_with_their_intervals(call: Call, alike: Pa
         assert (samples, row["tensor"] * row["data"] * len(row["stages"])) == (64, 8)
         assert row["on_front"] == (made in expected.front)
         assert "cluster" in row["extrapolates"]
+
+
+def test_operators_are_kernels_of_their_own():
+    plain = find_model("llama3-8b")
+    made = op_by_op(plain)
+    assert (made.is_op_by_op, made.scores) == (True, "masked")
+    assert op_by_op(find_model("mpt-1b")).scores == "flash 1"
+    assert replace(made, is_op_by_op=False, scores="fused") == plain
 
 
 def test_table_says_what_it_rests_on(call: Call, alike: Path):

@@ -8,11 +8,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer
 
 import penstock
+from penstock import terminal
 from penstock.cli import app, face, fleet, main
 from penstock.errors import GraphError, JobError, ProgramError, RunError
 from tests.cli.conftest import MLP, PENSTOCK, Call, Done
@@ -364,3 +366,15 @@ def test_what_is_begun_has_a_line_at_once_where_stderr_is_no_terminal(
         with face.progress("searching") as tell:
             tell(1, 2)
     assert capfd.readouterr() == ("", "searching ...\n")
+
+
+def test_how_far_something_is_has_a_line_at_times_where_stderr_is_no_terminal(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([0.0, 9.9, 10.0, 11.0, 20.1])
+    monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    with face.progress("searching") as tell:
+        for done, total in ((1, 2000), (2, 2000), (3, 2000), (4, 0)):
+            tell(done, total)
+    said = "searching ...\nsearching: 2 of 2,000\nsearching: 4\n"
+    assert capfd.readouterr() == ("", said)

@@ -78,8 +78,15 @@ def test_the_update_is_that_of_the_stage_that_is_slowest():
 
 
 def test_messages_beside_compute_are_hidden_only_where_a_rank_has_chunks():
+    """Of two stages the first waits for one of two micro-batches in flight, the last for none."""
     run = mixed(V100, V100, overlap=Hiding(pipe=True), data=8)
-    one, two = (stage_work(replace(run, interleave=n), 0) for n in (1, 2))
-    assert one["wire", "across"] == 0 < one["device", "across"]
-    assert two["device", "across"] == 0
-    assert two["wire", "across"] == pytest.approx(2 * one["device", "across"])
+    first, last = (stage_work(run, at) for at in (0, 1))
+    size = 2 * 2 * 512 * 1024
+    assert first["device", "across"] == pytest.approx(size / 12.5e9 / 2)
+    assert last["device", "across"] == 0 < last["wire", "across"]
+    chunks = stage_work(replace(run, interleave=2), 0)
+    assert chunks["device", "across"] == 0
+    assert chunks["wire", "across"] == pytest.approx(2 * size / 12.5e9)
+    waiting = stage_work(replace(run, overlap=Hiding()), 0)
+    assert waiting["wire", "across"] == 0
+    assert waiting["device", "across"] == pytest.approx(size / 12.5e9)

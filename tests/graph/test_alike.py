@@ -94,6 +94,32 @@ def test_stages_of_like_blocks_are_made_once(again: bool) -> None:
     assert len(alike._made) < len(blocks)
 
 
+class Wired(nn.Module):
+    """The same ops whichever it is; one near the end reads a value that lives long, or not."""
+
+    def __init__(self, *, is_long: bool) -> None:
+        super().__init__()
+        self.is_long, self.inner = is_long, nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.inner(x) + 1
+        then = first + 2
+        last = then + 3
+        return last + (first if self.is_long else then).mean()
+
+
+def test_stages_of_the_same_ops_that_read_others_are_not_alike() -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(*(Wired(is_long=at % 2 == 0) for at in range(4)))
+
+    wired = trace(job_of(model, floats((4, 8))))
+    known = KnownStages(wired, AlikeStages(wired).segments)
+    for again in (False, True):
+        cuts = [at for at, point in enumerate(wired.cut_points) if point.name.startswith("after")]
+        repeats = [again] * (len(cuts) + 1)
+        assert cut(wired, cuts, repeats, known=known) == cut(wired, cuts, repeats)
+
+
 def test_ops_that_a_stage_repeats_are_its_own() -> None:
     again: Sequence[bool | tuple[int, ...]] = [
         tuple(op for op in stage.forward.ops if graph().nodes[op].target == "aten.tanh.default")

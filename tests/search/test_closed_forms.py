@@ -1,15 +1,21 @@
 """Closed forms and the simulation of every action give the same step, within 5 %."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from penstock.estimate import MODELS, TrainingRun, load
 from penstock.estimate.datasheet import find_device
-from penstock.estimate.training_run import even
+from penstock.estimate.runs import time_terms_of
+from penstock.estimate.training_run import Hiding, even
+from penstock.estimate.work import distinct_stages
 from penstock.estimate.work_terms import time_terms
 from penstock.schedule.interleaved import interleaved
 from penstock.schedule.one_f_one_b import one_f_one_b
+from penstock.schedule.orders import KINDS
 from penstock.search.transformer.exact_step import _split
+from penstock.search.transformer.space import runs_of
 from penstock.simulate.many_candidates import step_seconds
 from penstock.simulate.wait_table import table_of
 
@@ -48,3 +54,32 @@ def test_step_in_closed_form_is_that_of_its_schedule(shape):
     exact = float(step_seconds(table_of(schedule), spread[None], message_s)[0]) + once_s
     closed = float(time_terms([run]).of(constants.array)[0])
     assert closed == pytest.approx(exact, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("pipe", "count", "share"), [(4, 16, 0.05), (8, 32, 0.02), (8, 64, 0.05), (16, 64, 0.05)]
+)
+def test_messages_beside_1f1b_cost_what_the_simulation_of_each_says(pipe, count, share):
+    """No stage has enough in flight to hide them all."""
+    model, constants = MODELS["llama3-8b"], TIME.of("vtrain")
+    choice = (1, 1, 1, count, 1, "none", "none", False)
+    overlap = Hiding(pipe=True)
+
+    def runs(across_bytes_per_s):
+        device = replace(find_device("a100-80"), across_bytes_per_s=across_bytes_per_s)
+        alone = replace(device, ranks_per_host=1)
+        made = runs_of(model, even(model.blocks, pipe), (alone,) * pipe, [choice])
+        return replace(made, overlap=overlap)
+
+    bare = time_terms_of(runs(1e9), messages=False)
+    stages = distinct_stages(runs(1e9))
+    kinds = np.repeat(bare.stage_s(constants.array), [alike for _, alike in stages])
+    message_s = share * kinds.max()
+    size = 2 * model.sequence * model.hidden
+    slow = runs(size * constants.values["across"] / message_s)
+    seconds = np.zeros((1, len(KINDS), pipe))
+    seconds[0, KINDS.index("F")], seconds[0, KINDS.index("B")] = kinds / 3, 2 * kinds / 3
+    wires = np.full((1, pipe), message_s)
+    exact = float(step_seconds(table_of(one_f_one_b(pipe, count)), seconds, wires)[0])
+    exact += float(bare.once_s(constants.array)[0])
+    assert float(time_terms_of(slow).of(constants.array)[0]) == pytest.approx(exact, rel=0.05)

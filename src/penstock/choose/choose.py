@@ -452,6 +452,17 @@ def _option(
     assert there.cluster is not None, "a search is of some machines"
     start = time.perf_counter()
     with there.listener.progress("searching") as update:
+        far = 0, 0
+
+        def tell(done: int, total: int) -> None:
+            nonlocal far
+            far = done, total
+            update(*far)
+
+        def is_late() -> bool:  # asked while plans are polished, too
+            update(*far)
+            return is_over()
+
         found = search(
             way.captured.graph,
             way.profiles,
@@ -462,8 +473,8 @@ def _option(
             clip=way.job.awaits_all,
             fixed=replace(fixed, wire=way.job.fewest_bits, sums=way.job.sums),
             with_front=aim.with_front,
-            is_over=is_over,
-            progress=update,
+            is_over=is_late,
+            progress=tell,
         )
     return Option(way, found, time.perf_counter() - start)
 

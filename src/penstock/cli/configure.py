@@ -1,5 +1,6 @@
 """penstock configure: the best ways to train a transformer on machines that are not here."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -34,7 +35,7 @@ def configure(
 
     Of all tensor, pipe and data degrees, micro-batches, interleavings, ways of recompute and of
     sharding, those that fit are ranked by closed forms fitted on published runs, and the best are
-    simulated.  Penstock itself runs no tensor degrees yet.
+    simulated.
 
     Example: penstock configure llama3-8b machines.toml --batch 512
     """
@@ -44,12 +45,22 @@ def configure(
 
     is_file = model.lower() not in MODELS and Path(model).exists()
     sizes = (read_model if is_file else find_model)(model, sequence=sequence)
+    sizes = op_by_op(sizes)
     with face.busy("searching"):
         found = best(sizes, Cluster.load(cluster), batch, load())
     if as_json:
         face.show_json(document(sizes, found, show))
     else:
         face.show(words(model, sizes, found, show))
+
+
+def op_by_op(model: "Transformer") -> "Transformer":
+    """Return the model as torch runs it: between products each operator is a kernel.
+
+    Models with a gate hand their mask to attention, as transformers writes them.
+    """
+    is_masked = model.gated and model.scores == "fused"
+    return replace(model, is_op_by_op=True, scores="masked" if is_masked else model.scores)
 
 
 class Ranked(NamedTuple):

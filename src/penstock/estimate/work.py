@@ -84,6 +84,11 @@ _TABLE_BYTES = 2, 8
 _ENGINE_LAUNCHES = 60  # of a stage for each micro-batch: buffers, messages and their events
 _WORD = 2  # bytes of a number that is sent or kept, in mixed precision
 _UPDATE_BYTES = 34  # read and written of a number by Adam in mixed precision
+# Op by op, weights are in 32 bits alone, and cast where they are read: bytes of the update, its
+# kernels, and bytes of adding a gradient.
+_SEPARATE_UPDATE_BYTES = 28
+_UPDATE_LAUNCHES = 12
+_ADDED_BYTES = 12
 
 
 def stage_work(run: TrainingRun, at: int, *, messages: bool = True) -> Work:
@@ -114,16 +119,19 @@ def stage_work(run: TrainingRun, at: int, *, messages: bool = True) -> Work:
 def _pipe_messages(run: TrainingRun, at: int) -> Work:
     """Return a message to a neighbour and one back, for each chunk.
 
-    Under 1F1B stage s has S - s micro-batches in flight; the last of them is back only after all
-    messages on the way, so that the stage waits for (S - 1 - s) / (S - s) of both whether they are
-    sent beside compute or not.  Chunks of a rank have as many more in flight as hide them.
+    Sent beside compute they are waited for all the same under 1F1B: stage s has S - s micro-batches
+    in flight, the last of which is back only after all messages on the way, so that the first
+    stage waits for (S - 1) / S of both, and the last one for none.  Chunks of a rank have as many
+    more in flight as hide them.
     """
     work: Work = defaultdict(float)
     sent = neighbour_s(run, at, _WORD * run.tokens * run.model.hidden)
-    messages = 2 * run.interleave
-    hidden = where(run.interleave > 1, messages, 0) if run.overlap.pipe else 0
-    _send(work, "device", sent, messages - hidden)
-    _send(work, "wire", sent, hidden)
+    waited = hidden = 2.0 * run.interleave
+    if run.overlap.pipe:
+        behind = (run.pipe - 1) / run.pipe if at < run.pipe - 1 else 0.0
+        waited = where(run.interleave > 1, 0.0, behind * waited)
+    _send(work, "device", sent, waited)
+    _send(work, "wire", sent, hidden if run.overlap.pipe else 0.0)
     work["host", "launches"] += _ENGINE_LAUNCHES * run.interleave
     return work
 
@@ -429,16 +437,22 @@ def distinct_stages(run: TrainingRun) -> list[tuple[int, int]]:
 
 
 def once_a_step(run: TrainingRun) -> dict[str, float]:
-    """Return the work of the slowest rank once a step, beside sums of gradients: optimizer."""
+    """Return the work of the slowest rank once a step, beside sums of gradients: optimizer.
+
+    Op by op, also that of adding the gradients of each micro-batch, which no other kernel does.
+    """
     replicas = run.data * run.context
     copies = most(1, replicas * run.tensor // run.expert)
-    update_s = 0.0
+    update_s, separate = 0.0, run.model.is_op_by_op
     for at, _ in distinct_stages(run):
         own, experts = stage_parameters(run, at)
         held = where(run.sharding == "none", own + experts, own / replicas + experts / copies)
         share = beside_mean(run.devices, at).get("bytes", 1.0)
-        update_s = most(update_s, share * _UPDATE_BYTES * held / run.devices[at].bytes_per_s)
-    return {"bytes": update_s, "step": 1.0}
+        moved = held * (_SEPARATE_UPDATE_BYTES if separate else _UPDATE_BYTES)
+        if separate:
+            moved += _ADDED_BYTES * run.num_micro_batches * (own + experts)
+        update_s = most(update_s, share * moved / run.devices[at].bytes_per_s)
+    return {"bytes": update_s, "step": 1.0, "launches": _UPDATE_LAUNCHES if separate else 0.0}
 
 
 def sums(run: TrainingRun) -> dict[str, float]:

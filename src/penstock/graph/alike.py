@@ -5,10 +5,13 @@ asked of it; not from the numbers of its nodes.  So what `segments_of` finds for
 all that have the same form, with their own nodes in place of its own, in the same order.
 """
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import replace
 from itertools import chain
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from penstock.graph.graph import Graph
 from penstock.graph.known_stages import Segments
@@ -31,10 +34,16 @@ class AlikeStages:
         self.graph = graph
         kinds: dict[Hashable, int] = {}
         rows = zip(graph.nodes, graph.made_bytes, graph.free, strict=True)
-        self._kinds = [
-            kinds.setdefault((n.kind, n.target, n.effect, n.phase, size, n.flop, free), len(kinds))
+        told = (
+            (n.kind, n.target, n.effect, n.phase, size, n.flop, free, len(n.inputs))
             for n, size, free in rows
-        ]
+        )
+        self._kinds = np.array([kinds.setdefault(each, len(kinds)) for each in told], np.int64)
+        self._storage = np.array([node.storage for node in graph.nodes], np.int64)
+        counts = [len(node.inputs) for node in graph.nodes]
+        self._first = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
+        self._inputs = np.array([*chain.from_iterable(n.inputs for n in graph.nodes)], np.int64)
+        self._at = np.full(len(graph.nodes), -1, np.int64)  # of the stage that is looked at
         self._made: dict[Hashable, tuple[tuple[int, ...], Segments]] = {}
 
     def segments(self, owners: Owners, asked: StageDemand, recompute: Recompute) -> Segments:
@@ -59,26 +68,33 @@ class AlikeStages:
         again = () if isinstance(recompute, bool) else recompute
         given = (asked.reads, asked.received, asked.late, *sent, *asked.gradients, again)
         nodes = self._with_read({*ops, *chain.from_iterable(given)}, ops)
-        at = {node: place for place, node in enumerate(nodes)}
-        table = self.graph.nodes
-        repeated = owners.repeated[asked.stage]
-        rows = tuple(
-            (
-                self._kinds[node],
-                at[table[node].storage],
-                tuple([at[k] for k in table[node].inputs if k in at]),
-                node in repeated,
-                node in owners.once,
-            )
-            for node in nodes
-        )
+        own = np.array(nodes, np.int64)
+        self._at[own] = np.arange(len(own))
         sets = (asked.forward_ops, asked.backward_ops, asked.reads, asked.received, asked.late)
-        asks = tuple(tuple(sorted(map(at.__getitem__, each))) for each in sets)
-        more = tuple(tuple(map(at.__getitem__, each)) for each in (*sent, *asked.gradients, again))
-        counts = len(asked.forward_sends), len(asked.backward_sends), len(asked.gradients)
-        told = tuple(at[node] for node in sorted(self.graph.told & ops))
-        is_again = recompute if isinstance(recompute, bool) else None
-        return _Likeness((rows, asks, more, counts, told, is_again), nodes)
+        marked = (owners.repeated[asked.stage], owners.once, self.graph.told & ops)
+        more = [each.intersection(nodes) for each in marked]
+        key = (
+            self._kinds[own].tobytes(),
+            self._at[self._storage[own]].tobytes(),
+            self._read_by(own).tobytes(),
+            tuple(np.sort(self._places(each)).tobytes() for each in (*sets, *more)),
+            tuple(self._places(each).tobytes() for each in (*sent, *asked.gradients, again)),
+            (len(asked.forward_sends), len(asked.backward_sends), len(asked.gradients)),
+            recompute if isinstance(recompute, bool) else None,
+        )
+        self._at[own] = -1
+        return _Likeness(key, nodes)
+
+    def _places(self, values: Collection[int]) -> NDArray[np.int64]:
+        """Return the places of values among the nodes of the stage that is looked at."""
+        return self._at[np.fromiter(values, np.int64, len(values))]
+
+    def _read_by(self, own: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the places of all inputs of nodes, one node after the other; -1 for others'."""
+        first, counts = self._first[own], self._first[own + 1] - self._first[own]
+        ends = np.cumsum(counts)
+        steps = np.arange(int(ends[-1]) if len(ends) else 0)
+        return self._at[self._inputs[steps + np.repeat(first - ends + counts, counts)]]
 
     def _with_read(self, values: set[int], ops: frozenset[int]) -> tuple[int, ...]:
         """Return values with all that they read or lie in, as far as a stage may look, in order."""

@@ -37,6 +37,7 @@ def estimated(
     """
     share = dict(efficiency.share)["element-wise"]
     byte_s = 1 / (device.memory_bytes_per_s * share)
+    started_s = efficiency.launch_s + efficiency.host_s
     return Profile(
         graph=graph.digest,
         device=device.name,
@@ -48,14 +49,14 @@ def estimated(
         call_s=CALL_S,
         accumulate_s_per_byte=3 * byte_s,
         update_s_per_byte=(3 + 2 * state_bytes_per_byte) * byte_s,
-        update_s=_UPDATE_LAUNCHES * efficiency.launch_s,
+        update_s=_UPDATE_LAUNCHES * started_s,
         state_bytes_per_byte=state_bytes_per_byte,
         update_workspace_per_byte=_UPDATE_WORKSPACE,
         copy_s_per_byte=2 * byte_s,
         far_s_per_byte=1 / _FAR_BYTES_PER_S,
-        far_s=efficiency.launch_s,
+        far_s=started_s,
         kind=device.name,
-        packing=_packing(wire, byte_s, efficiency.launch_s),
+        packing=_packing(wire, byte_s, started_s),
     )
 
 

@@ -10,12 +10,12 @@ Where no builder makes a schedule - it was solved, annealed, imported, written b
 for itself; so the functions here answer for either.
 """
 
+import functools
 import hashlib
 import inspect
 import re
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
-from functools import cache
 from typing import Any, TypeAlias, cast, get_type_hints
 
 import numpy as np
@@ -35,6 +35,7 @@ _TEXT = re.compile(r"(\w+)(?:\((.*)\))?(?:\s*/\s*units((?:\s+\d{1,9})+))?", re.A
 _WHOLE = re.compile(r"-?\d{1,18}", re.ASCII)
 _NUMBER = re.compile(r"-?\d{1,18}(?:\.\d{1,20})?(?:e-?\d{1,3})?", re.ASCII)
 
+_MOST_KEPT = 1024  # stages times micro-batches
 _LISTS = ("there_s", "back_s", "sums_s")
 _MORE = ("messages", "there", "back", "sums")
 
@@ -146,8 +147,9 @@ class Recipe:
             if number is not None and name in _known(self.builder):
                 extra[name] = number
         own = len(self.units) or num_stages
-        made = find(self.builder)(own, num_micro_batches, **extra)
-        return refine(made, self.units) if self.units else made
+        asked = self.builder, own, num_micro_batches, tuple(sorted(extra.items()))
+        make = _kept if own * num_micro_batches <= _MOST_KEPT else _made
+        return refine(make(*asked), self.units) if self.units else make(*asked)
 
     def check(self, num_stages: int) -> None:
         """Check that units and seconds are for that many stages.
@@ -170,6 +172,16 @@ class Recipe:
         ends = np.cumsum(self.units or (1,) * len(counts))
         parts = np.split(np.array(counts), ends[:-1])
         return replace(self, units=tuple(int(part.sum()) for part in parts))
+
+
+def _made(
+    builder: str, num_stages: int, num_micro_batches: int, extra: tuple[tuple[str, Any], ...]
+) -> Schedule:
+    """Return the schedule that a builder makes of these sizes and arguments."""
+    return find(builder)(num_stages, num_micro_batches, **dict(extra))
+
+
+_kept = functools.lru_cache(maxsize=2048)(_made)  # a search asks for one many times
 
 
 AnySchedule: TypeAlias = Recipe | Schedule  # either gives a schedule of given sizes
@@ -325,7 +337,7 @@ class _RecipeFile:
     seconds: _SecondsFile
 
 
-@cache
+@functools.cache
 def _known(builder: str) -> dict[str, Any]:
     """Return the types of the arguments of a builder that can be left out, by name."""
     hints = get_type_hints(find(builder))
@@ -342,7 +354,7 @@ def _value(text: str) -> Argument:
     return float(text) if _NUMBER.fullmatch(text) else text
 
 
-@cache
+@functools.cache
 def _trains(builder: str) -> bool:
     return bool((find(builder)(1, 1).orders.kinds != F).any())
 

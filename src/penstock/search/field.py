@@ -106,19 +106,18 @@ class Field:
 
     def front(self) -> list[Candidate]:
         """Return the usable candidates that no other beats in seconds, bytes and dollars."""
-        kept: list[Candidate] = []
+        kept = _Front()
         for done, number in enumerate(self._order):
             self._tell(done)
             if number not in self._made:
                 if not self._has_time(number):
                     continue
                 seconds, usd = self.judge.least(self.plans[number])
-                least = seconds, self._peak(number), usd
-                if any(_beats(_figures(other), least) for other in kept):
+                if kept.beats((seconds, self._peak(number), usd)):
                     continue
-            kept = list(front_of([*kept, self.made(number)]))
+            kept.add(self.made(number))
         self._tell(len(self.plans))
-        return kept
+        return kept.by_seconds()
 
     def tally(self) -> Tally:
         """Return what became of the plans so far."""
@@ -252,17 +251,45 @@ def front_of(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
 
     Of equal ones, the one that comes first.
     """
-    kept: list[Candidate] = []
+    kept = _Front()
     for each in candidates:
-        if not each.refused and not any(_beats(_figures(other), _figures(each)) for other in kept):
-            kept = [other for other in kept if not _beats(_figures(each), _figures(other))] + [each]
-    return tuple(sorted(kept, key=_figures))
+        kept.add(each)
+    return tuple(kept.by_seconds())
 
 
-def _figures(candidate: Candidate) -> tuple[float, float, float]:
+_Figures = tuple[float, float, float]
+
+
+class _Front:
+    """Candidates of which none beats another, with their figures."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[_Figures, Candidate]] = []
+
+    def add(self, candidate: Candidate) -> None:
+        """Take a candidate that can be used and that none beats, in place of those that it beats.
+
+        What equals one that is there adds nothing.
+        """
+        if candidate.refused or self.beats(own := _figures(candidate)):
+            return
+        a, b, c = own
+        rows = [
+            (figures, each)
+            for figures, each in self._rows
+            if a > figures[0] or b > figures[1] or c > figures[2]
+        ]
+        self._rows = [*rows, (own, candidate)]
+
+    def beats(self, figures: _Figures) -> bool:
+        """Return whether one of them has no larger figure."""
+        a, b, c = figures
+        return any(x <= a and y <= b and z <= c for (x, y, z), _ in self._rows)
+
+    def by_seconds(self) -> list[Candidate]:
+        """Return the candidates, the fastest first."""
+        return [candidate for _, candidate in sorted(self._rows, key=lambda row: row[0])]
+
+
+def _figures(candidate: Candidate) -> _Figures:
     return candidate.step_s, float(max(candidate.peak_bytes)), candidate.usd
-
-
-def _beats(own: tuple[float, ...], other: tuple[float, ...]) -> bool:
-    """Return whether no figure is larger: what equals an earlier candidate adds nothing."""
-    return all(a <= b for a, b in zip(own, other, strict=True))

@@ -104,11 +104,11 @@ def search(  # noqa: PLR0913 - what there is, and one for each request
     suits, rules = not _has_seconds(fixed), _ruled(fixed, graph)
     judge = Judge(graph, profiles, cluster, suits=suits, rules=rules)
     cutter = _Cutter(judge, clip=clip)
-    plans = [
-        plan
-        for shape in shapes(graph, cluster, micro_batches, fixed)
-        for plan in cutter.plans(shape, fixed)
-    ]
+    plans = list[Plan]()
+    for shape in shapes(graph, cluster, micro_batches, fixed):
+        plans += cutter.plans(shape, fixed)
+        if progress is not None:
+            progress(len(plans), 0)
     if not plans:
         raise cutter.problem or nothing_fits(graph, cluster, micro_batches, fixed)
     may_rescue = not any(plan.offloads for plan in plans)
