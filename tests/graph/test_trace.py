@@ -411,8 +411,11 @@ def test_batch_of_another_layout_is_copied_into_that_of_the_trace() -> None:
 @pytest.mark.parametrize(
     "leaf", [np.array(["a", "b"]), object(), {1, 2}], ids=["array", "object", "set"]
 )
-def test_leaf_that_cannot_be_compared_is_refused(leaf: object) -> None:
-    job = job_of(Blocks, lambda g: (vectors(g), leaf), lambda model, batch: model(batch[0]).mean())
+def test_leaf_that_is_read_and_cannot_be_compared_is_refused(leaf: object) -> None:
+    def loss(model: nn.Module, batch: tuple[Tensor, object]) -> Tensor:
+        return model(batch[0]).mean() * len(repr(batch[1]))
+
+    job = job_of(Blocks, lambda g: (vectors(g), leaf), loss)
     with pytest.raises(GraphError, match="which is no tensor, number or text"):
         trace(job)
 

@@ -57,7 +57,7 @@ from penstock.examine.unsaved import (
 from penstock.examine.value_changes import change, differences, names_of
 from penstock.graph.batch import PLAIN, leaf_key
 from penstock.graph.code import SeededRandom, micro_batch_seed
-from penstock.graph.contents import attributes_of, flatten, own, own_apart
+from penstock.graph.contents import attributes_of, flatten, own, own_apart, rebuilt
 from penstock.graph.functional import where
 from penstock.graph.precision import cast_weights
 from penstock.graph.shared_memory_views import describe_overlaps, overlaps_with
@@ -68,6 +68,7 @@ from penstock.graph.trace import (
     loss_of,
     on_device,
 )
+from penstock.graph.unread import any_key, unread_of, without
 from penstock.graph.waiting import backward_of
 from penstock.job import Job, is_users
 from penstock.processes.child import Beat, in_a_fork
@@ -662,10 +663,16 @@ class _Loop:
 
     def _of_batches(self) -> Iterator[Impurity]:
         """Yield how micro-batches and the members of the model are others than at first."""
-        rows = zip(self.leaves[0], self.leaves[-1], strict=False)
-        to_come = (zip(self.later[0], row, strict=False) for row in self.later)
-        for one, two in (*rows, *itertools.chain.from_iterable(to_come)):
-            if one != two:
+        pairs = [(self.leaves[0], self.leaves[-1]), *((self.later[0], row) for row in self.later)]
+        unlike = [
+            (at - 1, one, two)  # before them stands which ones overlap
+            for first, later in pairs
+            for at, (one, two) in enumerate(zip(first, later, strict=False))
+            if one != two
+        ]
+        unread = self._unread({at for at, _, _ in unlike})
+        for at, one, two in unlike:
+            if at not in unread:
                 why = f"{one} in the first micro-batch, then {two}: a traced step takes only those"
                 yield Impurity("the batch", "data", why, batch=True)
                 return
@@ -673,6 +680,22 @@ class _Loop:
             yield Impurity(
                 name, f"model.{name}", "registered or removed while the loss is computed"
             )
+
+    def _unread(self, places: Collection[int]) -> Collection[int]:
+        """Return at which of these places the batch holds values that the loss does not look at."""
+        leaves, spec = flatten(on_device(self.batch))
+        same = [at for at in places if 0 <= at < min(len(leaves), len(self.begin))]
+        same = [at for at in same if any_key(leaves[at]) == any_key(self.begin[at]) is not None]
+
+        def attempt(left: Sequence[int]) -> Sequence[int]:
+            with torch.enable_grad():
+                loss_of(self.job, self.model, rebuilt(without(leaves, left), spec))
+            return left
+
+        try:
+            return unread_of(same, attempt) if same else ()
+        except Exception:  # noqa: BLE001 - the job's code may raise anything where it gets a stand-in
+            return ()
 
     def _by_chance(self) -> Iterator[Impurity]:
         """Yield the lines that draw from the generators of Python or numpy."""

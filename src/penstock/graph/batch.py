@@ -4,8 +4,9 @@ A trace has no guards: it would take a batch of another shape, or another number
 tensors, and silently give a wrong result.  So every batch is compared with the traced one.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -15,6 +16,7 @@ from penstock.errors import BatchMisfitError, GraphError
 from penstock.graph.answers import Answers
 from penstock.graph.contents import as_tensor, attributes_of, flatten
 from penstock.graph.shared_memory_views import SharedMemory, describe_overlaps, overlaps_with
+from penstock.graph.unread import AnyKey, UnlikeValues, any_key
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 
@@ -30,7 +32,7 @@ class TensorKey(NamedTuple):
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
 
 
-LeafKey: TypeAlias = "TensorKey | str"  # a plain value is kept as text
+LeafKey: TypeAlias = "TensorKey | AnyKey | str"  # a plain value that is read is kept as text
 Take: TypeAlias = Callable[[Any, Callable[[Any], None]], bool]
 
 
@@ -65,12 +67,13 @@ class BatchKey:
         if self._take is not None and self._take(batch, taken.append):
             return self._checked(taken)
         leaves, spec = flatten(batch)
-        found = _keys(leaves)
-        if spec != self.spec or any(map(_differ, found, self.leaves)):
-            raise self._misfit(found, spec)
+        free = {at for at, key in enumerate(self.leaves) if isinstance(key, AnyKey)}
+        found = keys_of(leaves, free) if spec == self.spec else None
+        if found is None or any(map(_differ, found, self.leaves)):
+            raise self._misfit(found or (), spec)
         pairs = zip(self._checked(leaves), self.leaves, found, strict=True)
         return [
-            leaf if k == own or isinstance(k, str) else with_strides(leaf, k.strides)
+            with_strides(leaf, k.strides) if k != own and isinstance(k, TensorKey) else leaf
             for leaf, k, own in pairs
         ]
 
@@ -97,7 +100,7 @@ class BatchKey:
             return BatchMisfitError(message, hint="let `data` yield batches of one structure")
         rows = enumerate(zip(found, self.leaves, strict=True))
         wrong = [(i, *pair) for i, pair in rows if _differ(*pair)]
-        if any(isinstance(key, str) for _, key, _ in wrong):
+        if not all(isinstance(key, TensorKey) for _, key, _ in wrong):
             hint = "all but tensors are fixed when the step is traced: make it a tensor"
         parts = [f"{got} as leaf {i}, the step was traced for {key}" for i, got, key in wrong]
         return BatchMisfitError(f"this batch holds {'; '.join(parts)}", hint=hint)
@@ -144,6 +147,8 @@ def _taker(spec: Any, keys: Iterator[LeafKey]) -> Take | None:
     """
     if spec.is_leaf():
         key = next(keys)
+        if isinstance(key, AnyKey):
+            return partial(_take_any, key)
         return None if isinstance(key, str) else _tensor_taker(key)
     parts = [_taker(part, keys) for part in spec.children()]
     takers = [part for part in parts if part is not None]
@@ -176,22 +181,32 @@ def _tensor_taker(key: TensorKey) -> Take:
     return take
 
 
-def key_of(batch: object) -> BatchKey:
+def _take_any(key: AnyKey, leaf: Any, add: Callable[[Any], None]) -> bool:
+    add(leaf)
+    return any_key(leaf) == key
+
+
+def key_of(batch: object, *, unread: bool = False) -> BatchKey:
     """Return the key of `batch`.
 
+    unread:   whether what may have any value, if a step does not look at it, does have any.
     Raises:   GraphError: a leaf is neither a tensor nor a plain value that can be compared.
     """
     leaves, spec = flatten(batch)
-    return BatchKey(spec, _keys(leaves))
+    return BatchKey(spec, keys_of(leaves, range(len(leaves) if unread else 0)))
 
 
-def _keys(leaves: Sequence[Any]) -> tuple[LeafKey, ...]:
+def keys_of(leaves: Sequence[Any], unread: Collection[int] = ()) -> tuple[LeafKey, ...]:
+    """Return the keys of leaves, some of which are unread.
+
+    Raises:   GraphError: as `key_of` does.
+    """
     for place, leaf in enumerate(leaves):
         if isinstance(leaf, Tensor) and (names := list(attributes_of(leaf))):
             message = f"leaf {place} of the batch has the attribute {names[0]}, which a trace loses"
             hint = "let `data` yield it beside the tensor, in a tuple or a dict"
             raise GraphError(message, hint=hint)
-    return tuple(map(leaf_key, leaves))
+    return tuple((at in unread and any_key(x)) or leaf_key(x) for at, x in enumerate(leaves))
 
 
 def leaf_key(leaf: object) -> LeafKey:
@@ -201,6 +216,8 @@ def leaf_key(leaf: object) -> LeafKey:
     """
     if isinstance(leaf, Tensor) and leaf.layout == torch.strided:
         return TensorKey(tuple(leaf.shape), leaf.dtype, leaf.stride())
+    if isinstance(leaf, UnlikeValues):
+        return f"{leaf.values[0]!r}, then others"
     if isinstance(leaf, PLAIN):
         return repr(leaf)
     what = f"{type(leaf).__module__}.{type(leaf).__qualname__}"

@@ -18,10 +18,11 @@ from torch import Tensor
 
 from penstock.batches.reads import ReadNumbers, read
 from penstock.errors import BatchMisfitError, GraphError
-from penstock.graph.batch import Division, TensorKey
+from penstock.graph.batch import PLAIN, Division, TensorKey
 from penstock.graph.code import seed_ahead
 from penstock.graph.contents import flatten, rebuilt
 from penstock.graph.trace import on_device
+from penstock.graph.unread import UnlikeValues, any_key
 from penstock.job import Job
 from penstock.taken import Taken
 
@@ -183,6 +184,8 @@ def parts_of(job: Job, batch: Any) -> list[Any]:
 
 
 def _part(leaf: Any, number: int, count: int) -> Any:
+    if isinstance(leaf, UnlikeValues):
+        return leaf.values[number]
     if not isinstance(leaf, Tensor):
         return leaf
     size = len(leaf) // count
@@ -209,6 +212,9 @@ def _joined(leaves: tuple[Any, ...]) -> Any:
             message = f"this batch holds micro-batches of {found}: a step is of one shape"
             raise BatchMisfitError(message, hint=_ONE_SHAPE)
         return torch.cat(cast("tuple[Tensor, ...]", leaves))
+    if all(any_key(leaf) is not None for leaf in leaves):
+        is_one = all(isinstance(leaf, PLAIN) and leaf == leaves[0] for leaf in leaves)
+        return leaves[0] if is_one else UnlikeValues(leaves)  # fits where it is not read
     if any(isinstance(leaf, Tensor) for leaf in leaves) or any(x != leaves[0] for x in leaves):
         raise BatchMisfitError(
             "a batch holds values without a first dimension: it cannot be joined"

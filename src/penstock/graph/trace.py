@@ -31,7 +31,16 @@ from penstock.graph.aliases import (
     refuse_written,
 )
 from penstock.graph.answers import Answers, Questions
-from penstock.graph.batch import BatchKey, count, describe, key_of, with_strides
+from penstock.graph.batch import (
+    PLAIN,
+    BatchKey,
+    TensorKey,
+    count,
+    describe,
+    key_of,
+    keys_of,
+    with_strides,
+)
 from penstock.graph.caches import RemadeError, fill_caches, remade
 from penstock.graph.cast_once import cast_once
 from penstock.graph.contents import own, rebuilt
@@ -53,6 +62,7 @@ from penstock.graph.precision import computed_in, narrowed, traced_in
 from penstock.graph.rows import Placeholder, RedrawnError, rows_of
 from penstock.graph.shared_memory_views import laid_together, overlaps_with
 from penstock.graph.traced_constants import KnownValues
+from penstock.graph.unread import any_key, unread_of, without
 from penstock.graph.waiting import is_hollow, placed
 from penstock.graph.without_gradients import without_gradients
 from penstock.job import ROW, SCALED, Job
@@ -215,12 +225,29 @@ def _captured(step: "_TracedStep") -> Capture:
 
     Raises:   RemadeError: forward makes caches, and may have filled none before.
     """
-    found = _by_either_way(step)
+    found = _unread_if_so(step)
     if not found.batch.written:
         return found
     overlaps = overlaps_with(found.batch.written, step.leaves)
     step.key = replace(found.batch, overlaps=overlaps)
     return replace(_by_either_way(step) if overlaps else found, batch=step.key)
+
+
+def _unread_if_so(step: "_TracedStep") -> Capture:
+    """Trace a step without the values that its loss does not look at, if there are any."""
+    places = [at for at, leaf in enumerate(step.leaves) if any_key(leaf) is not None]
+
+    def attempt(left: Sequence[int]) -> Capture:
+        step.leave_out(left)
+        return _by_either_way(step)
+
+    try:
+        return unread_of(places, attempt)
+    except GraphError:
+        odd = [at for at in step.unread if not isinstance(step.leaves[at], PLAIN)]
+        if len(odd) == len(step.unread):
+            raise
+    return unread_of(odd, attempt)  # code in C takes no stand-in for text, or for a number
 
 
 def _by_either_way(step: "_TracedStep") -> Capture:
@@ -358,9 +385,11 @@ class _TracedStep:
         *,
         filled: bool = False,
     ) -> None:
-        self.job, self.model, self.key, self.masters = job, model, key_of(batch), masters
+        self.job, self.model, self.masters = job, model, masters
+        self.key = key_of(batch, unread=True)
         self.filled = filled  # as far as it can be: forward may still put buffers in others' place
         self.leaves: list[Any] = self.key.leaves_of(batch)
+        self.unread: Sequence[int] = ()  # places of what is left out
         parameters, buffers = dict(model.named_parameters()), lasting_buffers(model)
         self.figures: tuple[str, ...] = ()  # known once the loss has been computed
         self.trainable = [name for name, value in parameters.items() if value.requires_grad]
@@ -378,6 +407,11 @@ class _TracedStep:
             *(Placeholder(f"batch.{k}", "input") for k in range(len(self.at))),
             Placeholder("scale", "scale"),
         ]
+
+    def leave_out(self, places: Sequence[int]) -> None:
+        """Trace it without the leaves of these places, which then may have any value."""
+        self.unread = places
+        self.key = replace(self.key, leaves=keys_of(self.leaves, places))
 
     def _distinct_leaves(self) -> list[Tensor]:
         """Return the batch's tensors, one that it holds twice as two: later batches may differ."""
@@ -404,7 +438,7 @@ class _TracedStep:
             raise GraphError("Dynamo does not keep what a model returns")
 
         def computed() -> Any:
-            batch = rebuilt(self.leaves, self.key.spec)
+            batch = rebuilt(without(self.leaves, self.unread), self.key.spec)
             loss, figures = loss_and_figures(self.job, self.model, batch)
             values = [value.detach().double() for value in figures.values()]
             return (loss, torch.stack(values)) if values else loss
@@ -428,7 +462,7 @@ class _TracedStep:
 
         def step(*flat: Tensor) -> list[Tensor | None]:
             state = dict(zip(self.state_names, flat, strict=False))
-            leaves = list(self.leaves)
+            leaves = without(self.leaves, self.unread)
             for i, leaf in zip(self.at, flat[len(self.state_names) : -1], strict=True):
                 leaves[i] = leaf
             for overlap in self.key.overlaps:
@@ -518,7 +552,7 @@ class _TracedStep:
 
     def _key(self, answers: Answers | None) -> tuple[str, ...]:
         """Return all that the trace assumed, as text."""
-        others = [key for key in self.key.leaves if isinstance(key, str)]
+        others = [str(key) for key in self.key.leaves if not isinstance(key, TensorKey)]
         modules = list(self.model.modules())
         training = sum(module.training for module in modules)
         return (

@@ -142,7 +142,7 @@ def _key(batch: BatchKey, count: int) -> BatchKey:
 
 
 def _wider(leaf: LeafKey, count: int) -> LeafKey:
-    if isinstance(leaf, str):
+    if not isinstance(leaf, TensorKey):
         return leaf
     parts = [torch.empty_strided(leaf.shape, leaf.strides, dtype=leaf.dtype, device="meta")]
     whole = torch.cat(parts * count)
