@@ -99,6 +99,7 @@ TORCH_FILES = {
     "graph/held.py",
     "graph/module_facts.py",
     "graph/trace.py",
+    "graph/unread.py",
     "graph/aliases.py",
     "graph/answers.py",
     "graph/batch.py",
