@@ -68,7 +68,7 @@ def any_key(leaf: object) -> AnyKey | None:
 
 
 def stand_in(leaf: object, place: int) -> Any:
-    """Return what raises ReadLeaf where it is used, and is an instance of the leaf's class."""
+    """Return an object that raises ReadLeaf where it is used, and is an instance of the class."""
     found = _class_like(type(leaf))()
     found.place_of_leaf = place
     return found
@@ -105,7 +105,7 @@ def without(leaves: Sequence[Any], places: Sequence[int]) -> list[Any]:
 
 
 def unread_of(places: Sequence[int], attempt: Callable[[Sequence[int]], Any]) -> Any:
-    """Return what `attempt` returns without the leaves of as many of these places as possible.
+    """Return the result of `attempt`, without the leaves of as many of these places as possible.
 
     attempt:  is called with places that are left; those that it reads are no longer among them.
     """
