@@ -937,7 +937,7 @@ BREAKS = (
     Break(
         "a validation without an end is found in the last step, and that is well",
         "training/results.py",
-        'return {NOT_VALIDATED: f"{problem.message}; {problem.hint}"}',
+        "return {NOT_VALIDATED: why}",
         "return {}",
         ("tests/training/test_job_notices.py",),
         "a command that was to validate ends with exit code 0 and no loss",

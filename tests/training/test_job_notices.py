@@ -28,7 +28,7 @@ from penstock.training.job_notices import (
     words_of_step,
     words_of_sum,
 )
-from penstock.training.results import _validated
+from penstock.training.results import NOT_VALIDATED, _validated
 
 LIMIT_S = 300.0
 HELD = TensorDataset(torch.arange(24.0).reshape(12, 2))
@@ -137,6 +137,26 @@ def test_validation_that_is_found_endless_after_the_run_ends_the_command(monkeyp
     with pytest.raises(JobError, match="does not end: there is no val_loss; the run is whole") as e:
         _check_validated(found)
     assert "islice" in e.value.hint
+
+
+def refused(model: nn.Module, batch: object) -> dict[str, float]:
+    raise ValueError("no such figure")
+
+
+@pytest.mark.parametrize("what", ["metrics", "loss", "batches"])
+def test_validation_that_fails_after_the_run_ends_the_command_once_the_report_is_made(what) -> None:
+    own = job(ENDS["one that fails" if what == "batches" else "a list"])
+    weights = {f"weights/{name}": p for name, p in own.model().named_parameters()}
+    if what != "batches":
+        own = replace(own, **{what: refused})
+    found = _validated(own, SimpleNamespace(weights=weights), None, SILENT)
+    assert list(found) == [NOT_VALIDATED]
+    with pytest.raises(JobError, match="there is no val_loss; the run is whole") as caught:
+        _check_validated(found)
+    words = "ZeroDivisionError" if what == "batches" else "ValueError: no such figure"
+    assert words in caught.value.message
+    assert "test_job_notices.py" in caught.value.message
+    assert caught.value.hint
 
 
 def test_short_last_micro_batch_counts_by_its_samples() -> None:

@@ -18,7 +18,7 @@ from penstock.best import best_of
 from penstock.choose.choose import Choice
 from penstock.choose.learned import learn, learn_step
 from penstock.cluster.cluster import Cluster
-from penstock.errors import RunError
+from penstock.errors import PenstockError, RunError
 from penstock.files import Json, appending, cache_folder, finite, read_json, write_text
 from penstock.job import SCALED, Job
 from penstock.listener import Listener, Row
@@ -446,14 +446,16 @@ def _validated(
 ) -> Mapping[str, object]:
     """Return the mean loss and figures over the validation micro-batches, in evaluation mode.
 
-    Of what does not end, why there are none: the command ends with that once the report is made.
+    Of what does not end, or fails, why there are none: the run is whole, so its report is made, and
+    the command ends with that.
     """
     import torch
 
+    from penstock.graph.functional import where
     from penstock.graph.trace import build_model
     from penstock.runtime.eager import load_model
     from penstock.runtime.module_aside import bring_back
-    from penstock.runtime.validate import EndlessError, validated, weights_of
+    from penstock.runtime.validate import validated, weights_of
 
     if job.validation is None:
         return {}
@@ -465,8 +467,13 @@ def _validated(
     try:
         with listener.progress("validating") as update:
             return validated(job, model, update, listener.say)
-    except EndlessError as problem:  # the run has been: its report is made
-        listener.say(f"no val_loss: {problem.message}; {problem.hint}")
-        return {NOT_VALIDATED: f"{problem.message}; {problem.hint}"}
+    except PenstockError as problem:
+        why = f"{problem.message}; {problem.hint}"
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as problem:  # noqa: BLE001 - whatever the job's code raises
+        why = f"{where(problem, 'the validation fails')}; correct that line, and train a step more"
     finally:
         torch.set_num_threads(1)
+    listener.say(f"no val_loss: {why}")
+    return {NOT_VALIDATED: why}
