@@ -5116,6 +5116,16 @@ BREAKS = (
         "a slow rank that holds up a plan which does not wait for it",
     ),
     Break(
+        "decisions_asked_for_and_not_taken",
+        "training/task.py",
+        "    return Decisions(terms.folder / FILE, script)\n",
+        "    return Decisions(terms.folder / FILE, script[:0])\n",
+        (
+            "tests/training/test_served_run.py::test_a_run_makes_the_decisions_of_another_one_again",
+        ),
+        "a run that is asked to do as another did, and does as it comes",
+    ),
+    Break(
         "delayed_to_the_end",
         "program/passes/delay.py",
         "    rows = np.lexsort((~moved, ranks))  # stable: the moved ones of each rank first\n",

@@ -28,6 +28,7 @@ from penstock.sums import sums_way
 from tests.parity.optimizing import Net, data, job_of
 from tests.parity.training import differing
 from tests.search.chains import chain, cluster_of, profile_of
+from tests.transport.transport_ranks import run_gloo, run_hosts, values
 
 WAYS = "backup:1", "ssp:0", "ssp:2", "ssp:2:aware", "async", "async:aware"
 RANKS, EACH, STEPS = 3, 2, 8
@@ -280,3 +281,16 @@ def test_the_search_gives_each_rank_a_replica():
     found = search(graph, profile, cluster_of(4), fixed=fixed, micro_batches=8).plan
     assert (found.replicas, found.num_ranks, found.served) == (found.total_ranks, 1, "ssp:2")
     assert found.total_ranks > 1
+
+
+@pytest.mark.parametrize("runner", [run_gloo, run_hosts])
+@pytest.mark.parametrize("way", ["backup:1", "ssp:1", "async:aware"])
+def test_a_server_hears_ranks_of_other_hosts(way, runner, tmp_path):
+    parts, record = served(way), tmp_path / "decisions.jsonl"
+    task = task_of(parts, tmp_path / "run", every=3, decisions=Decisions(record))
+    values(runner(RANKS, lambda end: work(task, end, lambda _: None).rank))
+    state = checkpoint.load(checkpoint.latest(tmp_path / "run"))
+    rows = read_decisions(record)
+    check_rows(way, rows)
+    for name, value in oracle(parts[2], rows).items():
+        torch.testing.assert_close(state.tensors[name], value, rtol=1e-12, atol=1e-12)

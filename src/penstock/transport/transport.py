@@ -81,7 +81,7 @@ Wait = Callable[[], list[Tensor]]
 class Transport(Protocol):
     """One rank's end.  It is used by one thread at a time, `abort` by any.
 
-    But while one thread sums or gathers, another may send and receive.
+    But while one thread sums or gathers, others may send and receive, each on edges of its own.
     """
 
     @property
