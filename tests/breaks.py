@@ -5120,9 +5120,7 @@ BREAKS = (
         "training/task.py",
         "    return Decisions(terms.folder / FILE, script)\n",
         "    return Decisions(terms.folder / FILE, script[:0])\n",
-        (
-            "tests/training/test_served_run.py::test_a_run_makes_the_decisions_of_another_one_again",
-        ),
+        ("tests/training/test_served_run.py::test_a_run_makes_the_decisions_of_another_one_again",),
         "a run that is asked to do as another did, and does as it comes",
     ),
     Break(

@@ -94,13 +94,15 @@ def test_parts_of_which_one_lacks_become_nothing(tmp_path: Path) -> None:
     assert complete(tmp_path) is None
 
 
-@pytest.mark.parametrize("updates", [0, 1])
-def test_a_rank_that_has_begun_an_update_leaves_nothing(updates: int, tmp_path: Path) -> None:
-    rank: Any = _Rank(updates)
+@pytest.mark.parametrize(("updates", "served"), [(0, ""), (1, ""), (0, "async")])
+def test_a_rank_that_has_begun_an_update_or_has_a_server_leaves_nothing(
+    updates: int, served: str, tmp_path: Path
+) -> None:
+    rank: Any = _Rank(updates, served)
     with pytest.raises(ArithmeticError), leaving_steps(tmp_path, rank, lambda: ({}, {}), 1):
         raise ArithmeticError
     assert rank.transport.reasons == ["ArithmeticError"]
-    assert (complete(tmp_path) is not None) is (updates == 0)
+    assert (complete(tmp_path) is not None) is (updates == 0 and not served)
 
 
 @pytest.mark.parametrize(
@@ -125,8 +127,8 @@ def test_what_makes_steps_doubtful_and_the_first_step_leave_nothing(
 class _Rank:
     """As much of a rank as is asked for: two steps are done, and so many updates begun."""
 
-    def __init__(self, updates: int) -> None:
-        self.rank, self.weights, self.carried, self.unsettled = 0, {}, {}, []
+    def __init__(self, updates: int, served: str = "") -> None:
+        self.rank, self.weights, self.carried, self.unsettled, self.served = 0, {}, {}, [], served
         self.progress = _With(first_step=2, updates=updates)
         self.capture, self.job = _With(graph=_With(written=frozenset())), _With(state={})
         reasons = list[str]()
