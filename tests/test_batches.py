@@ -81,6 +81,7 @@ MADE = {
     "drop": lambda **o: ps.batches(Drawing(), 3, seed=5, **o),
     "pad": lambda **o: ps.batches(Drawing(), 3, seed=5, last="pad", **o),
     "wrap": lambda **o: ps.batches(Drawing(), 3, seed=5, last="wrap", **o),
+    "short": lambda **o: ps.batches(Drawing(), 3, seed=5, last="short", **o),
     "in order": lambda **o: ps.batches(Drawing(), 3, shuffle=False, **o),
     "stream": lambda **o: ps.batches(Counting(), 3, shuffle=False, **o),
     "stream wraps": lambda **o: ps.batches(Counting(), 3, shuffle=False, last="wrap", **o),
@@ -273,7 +274,13 @@ def test_left_over_samples_are_dropped_padded_or_wrapped():
 
 @pytest.mark.parametrize(
     ("last", "length", "count"),
-    [("drop", 7, 2), ("pad", 7, 3), ("wrap", 7, 2), *((last, 6, 2) for last in get_args(Last))],
+    [
+        ("drop", 7, 2),
+        ("pad", 7, 3),
+        ("wrap", 7, 2),
+        ("short", 7, 3),
+        *((last, 6, 2) for last in get_args(Last)),
+    ],
 )
 def test_length_is_that_of_an_epoch(last, length, count):
     assert len(ps.batches(Drawing(length), 3, last=last)) == count
@@ -354,7 +361,11 @@ def test_whatever_can_be_gone_through_again_is_a_stream():
         (lambda: ps.batches([1], True), "batch_size is True", "1 or more"),
         (lambda: ps.batches([1], 1, workers=-1), "workers is -1", "0 or more"),
         (lambda: ps.batches([1], 1, seed="x"), "seed is 'x'", "0 or more"),
-        (lambda: ps.batches([1], 1, last="keep"), "last is 'keep'", '"drop", "pad" or "wrap"'),
+        (
+            lambda: ps.batches([1], 1, last="keep"),
+            "last is 'keep'",
+            '"drop", "pad", "wrap" or "short"',
+        ),
         (lambda: ps.batches([1], 1, collate=3), "collate is 3, not a function", "pass a function"),
         (lambda: ps.batches(Counting(), 2), "own order: it cannot be shuffled", "shuffle=False"),
         (lambda: ps.batches(3, 2, shuffle=False), "dataset .int. is not a dataset", "__getitem__"),
@@ -577,6 +588,8 @@ def test_smaller_last_micro_batch_is_refused_unless_told_what_to_do():
     for last, third in (("drop", [0, 1, 2]), ("pad", [6, 0, 1]), ("wrap", [6, 0, 1])):
         found = ps.from_loader(loader, last=last)(2)
         assert next(found).tolist() == third
+    short = itertools.islice(ps.from_loader(loader, last="short")(0), 4)
+    assert [batch.tolist() for batch in short] == [[0, 1, 2], [3, 4, 5], [6], [0, 1, 2]]
     streams = ps.from_loader(DataLoader(Counting(7), 3))
     assert numbers(streams(0), 2) == [[0, 1, 2], [3, 4, 5]]
     with pytest.raises(JobError, match="ends with 1 samples; a micro-batch has 3"):

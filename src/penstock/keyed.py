@@ -51,4 +51,6 @@ def check_keyed(data: object, micro_batches: int) -> None:
         return
     message = f"Job.micro_batches is {micro_batches}, and the data makes steps of"
     hint = f"say it there: ps.bucketed(..., micro_batches={micro_batches})"
+    if known.step_micro_batches == 1:
+        hint = 'let all have one size, last="drop", or leave micro_batches out'
     raise JobError(f"{message} {known.step_micro_batches} of one length", hint=hint)

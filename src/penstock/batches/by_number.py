@@ -1,6 +1,6 @@
 """By number: micro-batches of a dataset with indexed samples."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import tee
@@ -68,6 +68,13 @@ class Map:
         if not self.shuffle:
             return [place for _, place in places]
         return [int(_order(n, self.how.seed, epoch)[place]) for epoch, place in places]
+
+    def ordered(self, epoch: int, places: Iterable[int]) -> list[int]:
+        """Return the numbers of the samples at these places of an epoch."""
+        if not self.shuffle:
+            return list(places)
+        order = _order(self.length, self.how.seed, epoch)
+        return [int(order[place]) for place in places]
 
 
 @lru_cache(maxsize=4)

@@ -15,7 +15,7 @@ from penstock import _compat
 from penstock.errors import JobError
 from penstock.job import Batch
 
-Last = Literal["drop", "pad", "wrap"]
+Last = Literal["drop", "pad", "wrap", "short"]
 Collate = Callable[[list[Any]], Batch]
 
 
@@ -38,7 +38,7 @@ class Batching:
                 message = f"{name} is {value!r}, not a whole number of {least} or more"
                 raise JobError(message, hint=f"set {name} to {least} or more")
         if self.last is not None and self.last not in get_args(Last):
-            hint = 'the last micro-batch of an epoch: "drop", "pad" or "wrap"'
+            hint = 'the last micro-batch of an epoch: "drop", "pad", "wrap" or "short"'
             raise JobError(f"last is {self.last!r}", hint=hint)
         if not callable(self.collate):
             hint = "pass a function that makes a micro-batch from a list of samples, or None"
@@ -65,7 +65,7 @@ class Batching:
             case "pad":
                 yield rest + first[: self.batch_size - len(rest)]
                 return []
-            case None:
+            case "short" | None:
                 message = f"an epoch of {what} ends with {len(rest)} samples"
                 hint = 'ps.from_loader(loader, last="drop"), "pad" or "wrap"; or drop_last=True'
                 raise JobError(f"{message}; a micro-batch has {self.batch_size}", hint=hint)

@@ -9,6 +9,7 @@ ranks may share the work, and a resumed run continues where it was.
 import itertools
 import pickle
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -28,6 +29,7 @@ from penstock.batches.as_made import AsMade
 from penstock.batches.by_number import Map
 from penstock.batches.by_sampler import BySampler
 from penstock.batches.how import Batching, Collate, Last, named
+from penstock.batches.last_short import LastShort
 from penstock.batches.packed import Packed
 from penstock.batches.reads import Data
 from penstock.batches.stream import Stream
@@ -58,14 +60,18 @@ def batches(  # noqa: PLR0913 - as a DataLoader is told
     collate:  makes a micro-batch from samples; None: torch's default_collate.
     last:     what becomes of the samples left over at the end of an epoch: they are dropped,
               filled up with samples from the epoch's start ("pad"), or with those of the next
-              epoch ("wrap").
+              epoch ("wrap"), or are a smaller micro-batch ("short"), whose steps have a plan
+              of their own: Job.micro_batches is 1 then.
 
     Raises:   JobError: an invalid argument; an empty dataset, or fewer samples than one
               micro-batch has; the call of an iterable dataset that is read to its end: the same.
     """
     how = Batching(batch_size, seed, workers, collate or _default, last)
     if _is_map(dataset):
-        return Map(dataset, how, shuffle)
+        return _by_number(dataset, how, shuffle=shuffle)
+    if last == "short":
+        message = f"{named(dataset)} does not say where its last micro-batch is"
+        raise JobError(message, hint='set last to "drop", "pad" or "wrap"')
     if shuffle:
         message = f"{named(dataset)} comes in its own order: it cannot be shuffled"
         raise JobError(message, hint="set shuffle=False, and shuffle where it is made")
@@ -85,10 +91,11 @@ def from_loader(
                  prefetch_factor, persistent_workers, multiprocessing_context.
 
     seed:        of order and augmentation; None: that of the loader's generator, else 0.
-    last:        as of `batches`; None: "drop", which the loader must mean too.
+    last:        as of `batches`; None: "drop", which the loader must mean too.  "short" is what a
+                 loop over it does.
 
     Raises:   JobError: not a DataLoader; a batch sampler or sampler of which there is no copy to
-              begin anew with; a smaller last micro-batch, which no traced step takes.
+              begin anew with; a smaller last micro-batch, where nobody says what becomes of it.
     """
     if not _is_loader(loader):
         message = f"from_loader is given the {type(loader).__name__} {str(loader)[:60]}"
@@ -108,20 +115,34 @@ def from_loader(
         return BySampler(dataset, how, order, whole)
     if not _is_map(dataset):
         return Stream(dataset, how)
-    size, found = how.batch_size, Map(dataset, how, order)
-    rest = found.length % size
+    return _by_number(dataset, how, shuffle=order)
+
+
+def _by_number(dataset: Any, how: Batching, *, shuffle: bool) -> Map | LastShort:
+    """Return micro-batches by their numbers.
+
+    Raises:   JobError: the last one is smaller, and nobody says what becomes of it.
+    """
+    whole = Map(dataset, how, shuffle)
+    rest = whole.length % how.batch_size
     if how.last is None and rest:
-        message = f"the loader's last micro-batch has {rest} samples, the others {size}"
-        hint = 'set drop_last=True, or ps.from_loader(loader, last="drop"), "pad" or "wrap"'
+        message = f"the loader's last micro-batch has {rest} samples, the others {how.batch_size}"
+        hint = (
+            'set drop_last=True, or ps.from_loader(loader, last="drop"), "pad" or "wrap"; "short" '
+            "trains it as it is, by a plan of its own"
+        )
         raise JobError(message, hint=hint)
-    return found
+    if how.last != "short":
+        return whole
+    whole = replace(whole, how=replace(how, last="drop"))
+    return LastShort(whole) if rest else whole
 
 
 def epoch_of(data: Data) -> tuple[int, int]:
     """Return the samples of a micro-batch, and how many an epoch has; 0: nobody knows."""
     while isinstance(data, WeightedData | PlacedData):
         data = data.of
-    if isinstance(data, Map | Packed):
+    if isinstance(data, Map | LastShort | Packed):
         return data.how.batch_size, len(data)
     return (data.how.batch_size, 0) if isinstance(data, Stream) else (0, 0)
 
