@@ -5099,10 +5099,12 @@ BREAKS = (
     ),
     Break(
         "servers_that_do_all_at_once",
-        "simulate/served.py",
+        "simulate/server_steps.py",
         "        free_s = max(now_s, free_s) + server.way_s[rank]\n",
         "        free_s = now_s + server.way_s[rank]\n",
-        ("tests/simulate/test_served.py::test_what_a_server_does_it_does_one_after_the_other",),
+        (
+            "tests/simulate/test_server_steps.py::test_what_a_server_does_it_does_one_after_the_other",
+        ),
         "a server predicted without its queue",
     ),
     Break(
@@ -5111,7 +5113,7 @@ BREAKS = (
         "            if plan.served:\n                seconds = self._served_s",
         "            if False:\n                seconds = self._served_s",
         (
-            "tests/simulate/test_served.py::test_a_plan_whose_ranks_do_not_wait_is_predicted_without_the_slow_one",
+            "tests/simulate/test_server_steps.py::test_a_plan_whose_ranks_do_not_wait_is_predicted_without_the_slow_one",
         ),
         "a slow rank that holds up a plan which does not wait for it",
     ),

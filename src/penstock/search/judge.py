@@ -51,7 +51,7 @@ from penstock.simulate.price import (
     memory_on,
     ways_of,
 )
-from penstock.simulate.served import STEPS, ServerSeconds, served_step_s
+from penstock.simulate.server_steps import STEPS, ServerSeconds, served_step_s
 from penstock.simulate.simulate import Simulator
 from penstock.simulate.suited import Setting, bare, suited, takes_seconds
 from penstock.timeline.spans import LANES

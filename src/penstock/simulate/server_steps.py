@@ -1,4 +1,4 @@
-"""Served: how fast ranks go whose gradients a server takes as they come.
+"""Server steps: how fast ranks go whose gradients a server takes as they come.
 
 The referee of the run decides, with a computed clock: ranks compute, and the server does one thing
 after the other - a gradient that comes in, an update, weights that go out.

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from penstock.cluster import Cluster, DeviceKind, Host, Link
 from penstock.plan import plan_by_hand
 from penstock.search.judge import Judge
-from penstock.simulate.served import STEPS, ServerSeconds, served_step_s
+from penstock.simulate.server_steps import STEPS, ServerSeconds, served_step_s
 from penstock.sums import sums_way
 from tests.search.chains import chain, cluster_of, profile_of
 
