@@ -8,7 +8,7 @@ step, so that the clock tells of waiting and not of cores.
 case                  even: 50 ms a step; one slow: the last rank takes 150 ms; now and then:
                       each rank and step by a chance of 1 / 8 200 ms, drawn with a seed
 gradients_per_s       micro-batches a second whose gradients are taken, while all ranks are at work
-predicted_gradients_per_s   by simulate/served.py of the seconds that are slept; of None the mean of
+predicted_gradients_per_s   by simulate/server_steps.py of the seconds that are slept; of None the mean of
                       each step's slowest
 """
 
@@ -33,7 +33,7 @@ from penstock.runtime.calls import StepResult
 from penstock.runtime.launch import run_processes
 from penstock.runtime.run import windows_of
 from penstock.runtime.worker import Task, work
-from penstock.simulate.served import ServerSeconds, served_step_s
+from penstock.simulate.server_steps import ServerSeconds, served_step_s
 from penstock.sums import sums_way
 
 WAYS = (None, "backup:1", "ssp:0", "ssp:3", "ssp:8", "async")
