@@ -11,6 +11,7 @@ import typer
 from penstock.cli import face
 from penstock.cli.flags import TRAIN
 from penstock.cli.options import File, asked, taking
+from penstock.cli.two_jobs import train_two
 from penstock.errors import JobError, RunError
 from penstock.processes.started import is_asked_beside, under_torchrun
 from penstock.training.at_work import check_unused, folder_of
@@ -20,6 +21,9 @@ from penstock.training.options import OPTIONS, Options
 @taking(tuple(OPTIONS), TRAIN)
 def train(
     job: Annotated[str, typer.Argument(metavar="JOB", help="A file.py[:name] or module[:name].")],
+    second: Annotated[
+        str | None, typer.Argument(metavar="JOB", help="Another one, which computes by turns.")
+    ] = None,
     *,
     file: File = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
@@ -30,6 +34,9 @@ def train(
     Example: penstock train examples/gpt.py --out runs/gpt
     """
     options = asked(flags, file=file)
+    if second is not None:
+        train_two((job, second), options, as_json=as_json)
+        return
     _check_unused(job, options)
     with face.busy("loading PyTorch"):
         from penstock.examine.alive import set_apart
@@ -47,7 +54,15 @@ def train(
     elif trained is not None:
         face.show(view.words_of(trained.summary))
     _check_validated(trained.summary if trained else {})
-    until = cast("dict[str, Any]", trained.summary.get("until") or {}) if trained else {}
+    _check_reached(trained.summary if trained else {})
+
+
+def _check_reached(summary: Mapping[str, object]) -> None:
+    """Raise where a run has not come to the loss at which it was to end.
+
+    Raises:   RunError.
+    """
+    until = cast("dict[str, Any]", summary.get("until") or {})
     if until and not until["reached"]:
         last = (
             "no loss is known" if until["reached_loss"] is None else f"{until['reached_loss']:.4g}"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Call = Callable[[], object]
 Quiet = Literal[
-    "data", "take", "post", "begin", "versions", "tell", "settle"
+    "data", "take", "post", "begin", "versions", "tell", "settle", "turn"
 ]  # lanes that no timeline shows
 
 
@@ -24,8 +24,9 @@ class Bound:
     """One call of the flat list, how it is shown in a timeline, and whom it concerns.
 
     lane:   also reading data, taking a message, announcing that it will be taken, beginning a sum,
-            making the versions of weights that are read, telling of a step that has no update, and
-            settling an update that was made before the norm was known.
+            making the versions of weights that are read, telling of a step that has no update,
+            settling an update that was made before the norm was known, and taking the core, or
+            giving it, where two runs have it by turns.
     ranks:  the other end of a message; all that take part in a sum.
     edge:   of a message.
     begun:  the sum that the call only waits for, of which the span is then.

@@ -50,6 +50,7 @@ from penstock.runtime.finite import (
 )
 from penstock.runtime.meter import Meter
 from penstock.runtime.reader import Reader, ReadOrder
+from penstock.runtime.shared_cores import CoreTerms, in_turns
 from penstock.runtime.validate import is_out_of_patience, lent, validate, weights_of
 from penstock.runtime.worker import RankResult, Report, is_validated
 from penstock.state.carried_buffers import Carried, in_order
@@ -80,6 +81,7 @@ class EagerTask:
     audits:   where steps are kept that the plain loop makes again; None: none is.
     laws:     of what forward writes; where they are needed and None, every rank finds them.
     forgets:  whether it goes on without what the checkpoint does not hold.
+    turns:    how it shares the cores of its ranks with another run; None: with none.
     beside:   tells by place what the job keeps elsewhere, for its checkpoints to be compared.
     """
 
@@ -92,6 +94,7 @@ class EagerTask:
     policy: SavePolicy = SavePolicy()  # noqa: RUF009 - a frozen record
     audits: Audits | None = None
     forgets: bool = False
+    turns: CoreTerms | None = None
     beside: Callable[[], Mapping[str, str]] | None = None
 
 
@@ -292,7 +295,7 @@ class EagerRank:
         self.losses: list[float] = []
         self.figures: defaultdict[str, list[float]] = defaultdict(list)
         self.is_guarded = is_guarded  # whether a loss or norm that is not finite ends the run
-        self.calls, self.marks = self._bind(), list[float]()
+        self.calls, self.marks = in_turns(self._bind(), task.turns, self.rank), list[float]()
         if task.resume is not None:
             self._load(checkpoint.load(task.resume), task.first_step)
         self.others: list[str] = []  # what forward is not to write

@@ -141,7 +141,7 @@ class Meter:
             "optimizer": seconds["update", ()] + seconds["versions", ()],
             "copies": seconds["copy", ()],
             "messages": max(0.0, calls_s - waiting_s),
-            "waiting": waiting_s,
+            "waiting": waiting_s + seconds["turn", ()],
             "once": self.once_s,
         }
 

@@ -57,6 +57,7 @@ from penstock.runtime.rank import Rank
 from penstock.runtime.rank_terms import FunctionKey, RankTerms
 from penstock.runtime.sampler import Sampler, Samples
 from penstock.runtime.served import Decisions
+from penstock.runtime.shared_cores import CoreTerms, in_turns
 from penstock.runtime.validate import is_out_of_patience, validate, weights_of
 from penstock.runtime.windows import Windows
 from penstock.schedule.orders import KINDS, Kind
@@ -97,6 +98,7 @@ class Task:
     forgets:           whether it goes on without what the checkpoint does not hold.
     predicted_bytes:   the peak of each rank as the plan expects it; empty: unknown.
     keys:              steps of other shapes than the first, whose programs are among the windows'.
+    turns:             how it shares the cores of its ranks with another run; None: with none.
     carries:           buffers that several ranks change; none where functions are emulated.  None:
                        found from what the windows' programs do.
     decisions:         of a server, where they are written, and those that are made again.
@@ -126,6 +128,7 @@ class Task:
     forgets: bool = False
     predicted_bytes: tuple[int, ...] = ()
     keys: tuple[KeyStep, ...] = ()
+    turns: CoreTerms | None = None
     carries: Carries = None  # type: ignore[assignment]  # until __post_init__
     decisions: Decisions = Decisions()  # noqa: RUF009 - a frozen record
 
@@ -283,7 +286,7 @@ def _worked(
     keeper = None
     if task.audits is not None:
         keeper = keeper_of(rank, task.audits, partial(_settled, rank))
-    bound = bound_of(rank, task.windows.programs, task.keys)
+    bound = _by_turns(task, rank, bound_of(rank, task.windows.programs, task.keys))
     if task.resume is not None:
         state = checkpoint.load(task.resume)
         if not task.forgets:
@@ -315,6 +318,13 @@ def _worked(
     for lane in (rank.lane, *rank.copy_lanes):
         lane.close()
     return watch.result(time.perf_counter()) if last is None else last
+
+
+def _by_turns(
+    task: Task, rank: Rank, bound: Mapping[int, list[Bound]]
+) -> Mapping[int, list[Bound]]:
+    """Return the calls of each program, by turns with another run if there is one."""
+    return {each: in_turns(calls, task.turns, rank.rank) for each, calls in bound.items()}
 
 
 def _left_by(

@@ -414,13 +414,13 @@ def _shares(
     for at, (group, stage, rank) in enumerate(columns):
         (sent_bytes, kept_s), link = bytes_kept[group, stage], links[group]
         if link is not None and sent_bytes:
-            busy_s[at] = _lost_s(link, sent_bytes, kept_s, spare[rank])
+            busy_s[at] = lost_s(link, sent_bytes, kept_s, spare[rank])
     if not busy_s.any():
         return np.zeros(0)
     return np.minimum(1.0, busy_s / np.maximum(taken_s, 1e-12))
 
 
-def _lost_s(link: Link, sent_bytes: float, kept_s: float, spare: float | None) -> float:
+def lost_s(link: Link, sent_bytes: float, kept_s: float, spare: float | None) -> float:
     """Return the seconds of its core that a rank loses to a collective: as measured, or estimated.
 
     spare:  of another core; None: what it computes on has none beside it, and another copies.

@@ -75,6 +75,14 @@ class Options(TypedDict, total=False):
         "Path | str | None",
         Spelling("run", "Folder of the run; default: runs/NAME of the job.", metavar="DIR|URL"),
     ]
+    turns: Annotated[
+        str,
+        Spelling(
+            "run",
+            "Compute by turns with another run on these ranks.",
+            metavar="first:DIR|second:DIR",
+        ),
+    ]
     resume: Annotated[bool, Spelling("run", "Resume from the last checkpoint.", bool)]
     elastic: Annotated[bool, Spelling("run", "Go on when ranks are lost, or others join.", bool)]
     schedule: Annotated[

@@ -152,7 +152,7 @@ def finished(ran: RunEnd, listener: Listener) -> Trained:
     strict = finite(json.loads(json.dumps(summary)))
     write_text(folder / "summary.json", json.dumps(strict, indent=2, allow_nan=False) + "\n")
     report_of(folder).save(folder / "report.html")
-    if choice is not None and measured is not None:
+    if choice is not None and measured is not None and "turns" not in options:
         _learn(folder, outcome, choice)
     return _trained(folder, job, outcome, choice, (summary, expected, why))
 

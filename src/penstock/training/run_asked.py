@@ -11,6 +11,7 @@ from penstock.examine.same_run import RunFacts
 from penstock.listener import Row
 from penstock.plan.plan import Plan, Units
 from penstock.prove.audits import AuditTerms
+from penstock.runtime.shared_cores import CoreTerms, parse_turns
 from penstock.training.options import Value
 
 if TYPE_CHECKING:
@@ -45,6 +46,12 @@ class RunAsked:
     mirror: str = ""
     audit: AuditTerms = AuditTerms()  # noqa: RUF009 - a tuple
     options: Mapping[str, Value] = field(default_factory=dict[str, Value])
+
+    @property
+    def turns(self) -> CoreTerms | None:
+        """Return how it shares cores with another run; None: with none."""
+        text = self.options.get("turns")
+        return parse_turns(str(text)) if text else None
 
 
 @dataclass

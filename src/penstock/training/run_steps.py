@@ -10,6 +10,7 @@ from penstock.choose.choose import Choice
 from penstock.errors import RunError
 from penstock.listener import Row
 from penstock.processes.started import under_torchrun
+from penstock.runtime.shared_cores import await_start
 from penstock.training.chronicle import row_of, sizes
 from penstock.training.key_session import sizes_by_step
 from penstock.training.results import explained, lines
@@ -36,6 +37,7 @@ def run_steps(
     from penstock.runtime.left_steps import complete_and_discard
     from penstock.runtime.run import Steps, outcome_of
 
+    _await_other(session, first_step)
     joules = joules_here()
     samples, tokens, micro_batches, predicted = sizes(session.job, choice)
     sizes_of = sizes_by_step(choice, samples, tokens)
@@ -62,9 +64,14 @@ def run_steps(
             raise explained(session.folder, job, problem, session.listener) from problem.__cause__
         steps.flush()
     last = last_of(session)
-    if not is_over(session, last.step):
-        return None
-    return replace(outcome_of(results, steps, last.tensors), joules=joules.per_step)
+    outcome = outcome_of(results, steps, last.tensors) if is_over(session, last.step) else None
+    return outcome and replace(outcome, joules=joules.per_step)
+
+
+def _await_other(session: "Session", first_step: int) -> None:
+    """Return once the run may begin: with the other one, if two were started together."""
+    if session.asked.turns is not None:
+        await_start(session.asked.turns, session.num_steps - first_step)
 
 
 def last_of(session: "Session") -> "Checkpoint":

@@ -553,6 +553,7 @@ class Session:
             audits=audited_run.audits_of(self, plan),
             forgets=self.care.forget,
             decisions=str(self.asked.options.get("decisions", "")),
+            turns=self.asked.turns,
         )
 
     def task(self, choice: Choice, begin: Begin, board: "Board") -> "Task":

@@ -19,6 +19,7 @@ from penstock.choose.run_windows import (
 )
 from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.runtime.audited import Audits
+from penstock.runtime.shared_cores import CoreTerms
 from penstock.runtime.windows import Windows
 from penstock.training.begin import Begin
 
@@ -39,6 +40,7 @@ class TaskTerms(NamedTuple):
     audits:       where steps are kept that the plain loop makes again; None: nowhere.
     forgets:      whether they go on without what no checkpoint holds.
     decisions:    folder of a run, whose decisions of a server are made again; "": none is.
+    turns:        how they share their cores with another run.
     """
 
     folder: Path
@@ -49,6 +51,7 @@ class TaskTerms(NamedTuple):
     audits: Audits | None
     forgets: bool
     decisions: str = ""
+    turns: CoreTerms | None = None
 
 
 def task_of(
@@ -87,6 +90,7 @@ def task_of(
         noise_every=terms.noise_every,
         audits=terms.audits,
         forgets=terms.forgets,
+        turns=terms.turns,
         predicted_bytes=plan.predicted.peak_bytes if plan.predicted else (),
         keys=keys,
         decisions=_decisions(terms) if plan.served else Decisions(),

@@ -38,6 +38,7 @@ from penstock.plan.plan import Plan
 from penstock.processes.started import is_asked_beside, under_torchrun
 from penstock.prove.audits import parse_audit
 from penstock.rules.rule import Rule, load
+from penstock.runtime.shared_cores import parse_turns
 from penstock.script import as_started, script_of, with_arguments
 from penstock.search.shapes import Fixed
 from penstock.training.at_work import check_free, folder_of, is_under_way, url_of
@@ -273,13 +274,31 @@ def _degrees(options: Options) -> tuple[int | None, int | None]:
     return options.get("tensor"), options.get("context")
 
 
+def _check_turns(options: Options) -> None:
+    """Raise where two runs are to share cores, and cannot.
+
+    Raises:   PlanError: turns say nothing, or ranks change, or they compute on accelerators.
+    """
+    text = options.get("turns")
+    if not text:
+        return
+    parse_turns(text)
+    for name in ("elastic", "until_loss"):
+        if options.get(name) is not None and options.get(name) is not False:
+            message = f"{name} lets ranks change, and turns are those of the same ranks"
+            raise PlanError(message, hint=f"leave out turns or {name}")
+    if not here().can_fork:
+        message = "turns are of CPU cores, and ranks here compute on accelerators"
+        raise PlanError(message, hint="leave out turns: an accelerator serves two runs by itself")
+
+
 def _care(options: Options) -> CheckOptions:
     return CheckOptions(
         check=options.get("check", True),
         strict=options.get("strict", False),
         eager=options.get("eager", False),
         trial=options.get("trial", True),
-        replan=options.get("replan", True),
+        replan=options.get("replan", True) and not options.get("turns"),
         forget=options.get("forget_state", False),
     )
 
@@ -291,6 +310,7 @@ def _check_together(options: Options) -> None:
     """
     check_alone(*_degrees(options), _asks(options, _UNDIVIDED))
     _check_elastic(options)
+    _check_turns(options)
     if options.get("eager") and any(options.get(name) for name in _OF_PLANS):
         hint = f"leave out {', '.join(_OF_PLANS)}"
         raise PlanError("eager trains without a plan", hint=hint)
