@@ -8,8 +8,8 @@ step, so that the clock tells of waiting and not of cores.
 case                  even: 50 ms a step; one slow: the last rank takes 150 ms; now and then:
                       each rank and step by a chance of 1 / 8 200 ms, drawn with a seed
 gradients_per_s       micro-batches a second whose gradients are taken, while all ranks are at work
-predicted_gradients_per_s   by simulate/server_steps.py of the seconds that are slept; of None the mean of
-                      each step's slowest
+predicted_gradients_per_s   by simulate/server_steps.py of the seconds that are slept; of None the
+                      mean of each step's slowest
 """
 
 import tempfile
