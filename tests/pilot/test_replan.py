@@ -175,7 +175,9 @@ def test_slowed_rank_gets_less_to_do_and_the_bits_stay(tmp_path, monkeypatch):
 @pytest.mark.parametrize("kept", [(), (Unsaved("calls", "job.py:7", by_update=True),)])
 def test_what_a_hook_counts_does_not_begin_anew_with_another_plan(tmp_path, monkeypatch, kept):
     """An optimizer is made once in a run where a hook of it keeps what no checkpoint holds."""
-    plan = SimpleNamespace(averages=False, total_ranks=2, terms=SimpleNamespace(compiled=False))
+    plan = SimpleNamespace(
+        averages=False, served=None, total_ranks=2, terms=SimpleNamespace(compiled=False)
+    )
     choice, basis = SimpleNamespace(plan=plan), SimpleNamespace(search_s=1.0)
     own = Session(JOB, JOB, tmp_path, 100, None, there=SimpleNamespace(), basis=basis)  # pyright: ignore
     own.knows(Examined(beside=kept))

@@ -24,7 +24,7 @@ import typer
 from penstock.cli import face
 from penstock.errors import PlanError, RunError
 from penstock.files import Json, read_json, write_text
-from penstock.processes.child import die_with
+from penstock.processes.end_with_parent import die_with
 from penstock.processes.started import under_torchrun
 from penstock.script import script_of
 from penstock.training.at_work import folder_of

@@ -20,7 +20,7 @@ from penstock.members.launch_members import (
     live,
 )
 from penstock.members.mesh import Mesh, listening, where_of
-from penstock.processes.child import outlive_parent
+from penstock.processes.end_with_parent import outlive_parent
 from penstock.runtime.calls import StepResult
 
 

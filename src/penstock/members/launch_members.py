@@ -36,7 +36,8 @@ from penstock.members.mesh import Mesh, listening, where_of
 from penstock.members.notice import looking
 from penstock.members.own_fault import is_own_fault
 from penstock.members.words import Ask, Failed, View, Welcome, Where, WireError
-from penstock.processes.child import let_children_die_with_this, outlive_parent
+from penstock.processes.child import let_children_die_with_this
+from penstock.processes.end_with_parent import outlive_parent
 from penstock.processes.inherited import be_as_plain
 from penstock.processes.spared_readers import spare
 from penstock.runtime.calls import StepResult

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from typing import Any, final
 
 from penstock.errors import RunError
-from penstock.processes.child import die_with
+from penstock.processes.end_with_parent import die_with
 from penstock.processes.started import ASKED
 
 _LAST = 2_000  # characters of what it has said

@@ -1,6 +1,5 @@
 """Child: processes that this one forks, none of which outlives it, and threads before a fork."""
 
-import ctypes
 import json
 import multiprocessing
 import os
@@ -22,26 +21,13 @@ from penstock import errors
 from penstock.device import here
 from penstock.errors import PenstockError, RunError
 from penstock.job import exit_words
+from penstock.processes.end_with_parent import die_with
 from penstock.processes.inherited import be_as_plain, own_positions
 from penstock.processes.stuck_forks import StuckWatch
 
-_PR_SET_PDEATHSIG = 1
 _A_DAY_S, _SOON_S = 86_400.0, 1e-4
 _STUCK_LOOK_S = 2.0
-_libc = ctypes.CDLL(None)
 Beat = Callable[[], None]
-
-
-def die_with(parent: int) -> None:
-    """Let the kernel kill this process when `parent`, which has forked it, has died."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-def outlive_parent() -> None:
-    """Let this process live on when the one that has forked it dies, whatever was said before."""
-    _libc.prctl(_PR_SET_PDEATHSIG, 0)
 
 
 @cache

@@ -31,7 +31,8 @@ from penstock.checkpoints.saver import Saves
 from penstock.device import here
 from penstock.errors import PenstockError, RunError
 from penstock.job import exit_words
-from penstock.processes.child import death_of, die_with, join, let_children_die_with_this
+from penstock.processes.child import death_of, join, let_children_die_with_this
+from penstock.processes.end_with_parent import die_with
 from penstock.processes.inherited import be_as_plain
 from penstock.processes.spared_readers import spare
 from penstock.processes.stuck_forks import StuckWatch

@@ -31,7 +31,8 @@ from penstock.pilot.goal import REACHED, GoalWatch
 from penstock.pilot.phases import until_in
 from penstock.pilot.wishes import is_to_leave, pool_here
 from penstock.plan.plan import Plan
-from penstock.processes.child import can_fork, outlive_parent
+from penstock.processes.child import can_fork
+from penstock.processes.end_with_parent import outlive_parent
 from penstock.processes.inherited import be_as_plain
 from penstock.runtime.stop import stopping
 from penstock.script import as_started

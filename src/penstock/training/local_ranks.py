@@ -22,7 +22,7 @@ from penstock.cluster.cluster import Cluster
 from penstock.device import all_here, here
 from penstock.errors import PenstockError, RunError
 from penstock.plan.plan import Plan
-from penstock.processes.child import die_with
+from penstock.processes.end_with_parent import die_with
 from penstock.processes.started import is_asked_beside, under_torchrun
 from penstock.runtime.stop import handed_on
 
