@@ -13,13 +13,10 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
-from itertools import count
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
-
-from penstock.heap import give_back
 
 # `pytest --hypothesis-profile default` looks for new counterexamples instead, `make soak` for many.
 settings.register_profile("penstock", derandomize=True, deadline=None, max_examples=10)
@@ -39,21 +36,10 @@ def _nothing_read_yet() -> None:
         outside.NOTES.values, outside.NOTES.lines, outside.NOTES._own = {}, {}, set()
 
 
-_modules, _OFTEN = count(1), 8
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _set_apart() -> None:
-    """Let the collector of garbage, here and in forks, leave out what stays: all that is loaded.
-
-    What is set apart is never collected, and what a process holds its forks have to copy the pages
-    of: now and then all of it is gone through, and what is free given back.
-    """
+    """Let the collector of garbage, here and in forks, leave out what stays: all that is loaded."""
     alive = sys.modules.get("penstock.examine.alive")
-    if next(_modules) % _OFTEN == 0:
-        gc.unfreeze() if alive is None else alive._APART.forget()
-        gc.collect()
-        give_back()
     gc.collect()
     if alive is not None:
         alive.set_apart()

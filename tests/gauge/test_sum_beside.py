@@ -81,6 +81,7 @@ def test_nothing_lost_is_not_taken_for_nothing_measured():
     assert 0 < with_sums(LINK, free).sum_core_s(0) < 1e-6
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("run", [run_shared_memory, run_gloo])
 def test_two_of_three_ranks_do_the_work_in_all_ways(run, monkeypatch):
     monkeypatch.setattr(sum_beside, "SIZES", (2**10, 2**12))

@@ -93,8 +93,9 @@ def test_second_goes_on_without_where_the_first_holds_the_core_for_ever(tmp_path
     in_turns([bound("compute")], CoreTerms(True, tmp_path), 0)[0].call()
     done: list[bool] = []
     calls = in_turns([bound("compute", lambda: done.append(True))], CoreTerms(False, tmp_path), 0)
-    for each in calls:
-        each.call()
+    waiting = threading.Thread(target=lambda: [each.call() for each in calls], daemon=True)
+    waiting.start()
+    waiting.join(20)
     assert done == [True]
 
 
