@@ -36,7 +36,7 @@ from penstock.examine.name_reads import (
     is_given,
     names_written,
     read_at,
-    read_by_any_name_at,
+    reader_of,
     written_at,
 )
 from penstock.examine.python_values import Values, has_extra_state, held
@@ -477,7 +477,7 @@ class _Loop:
         lost = names_of(self.unsaved)
         for key, (place, before, after) in names_of(states).items():
             name, holder, theirs = key
-            reads = self._reader_of(name, holder, place)
+            reads = reader_of(name, holder, place, self.asked.codes)
             if reads is None and not theirs:
                 continue
             writes = written_at(name, self.asked.codes | self.asked.elsewhere)
@@ -498,14 +498,6 @@ class _Loop:
         """Return the code of the job's rate, which is asked for all steps here."""
         rate: Any = getattr(self.job.learning_rate, "rate", self.job.learning_rate)
         return {rate.__code__} if isinstance(rate, FunctionType) else set()
-
-    def _reader_of(self, name: str, holder: str, place: str) -> Line | None:
-        """Return the line that reads it by its name, its holder's, or one that is computed."""
-        codes = self.asked.codes
-        reads = read_at(name, codes) or (read_at(holder, codes) if holder else None)
-        if reads is not None or not place.endswith(f".{name}"):
-            return reads
-        return read_by_any_name_at(c for c in codes if "-packages" not in c.co_filename)
 
     def _go_on(self, look: Callable[[], Values]) -> Iterator[Values]:
         """Go on as the loop does, for a while and with the last gradients; look after each step.

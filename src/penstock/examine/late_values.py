@@ -22,7 +22,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from penstock import _compat
-from penstock.examine.name_reads import read_at, read_by_any_name_at, written_at
+from penstock.examine.name_reads import reader_of, written_at
 from penstock.examine.python_values import Values, Walk
 from penstock.examine.queries import is_ours, text_of
 from penstock.examine.unsaved import shown
@@ -53,8 +53,8 @@ class LateValues:
         now, _ = self._look(model)
         found = list[str]()
         for (name, holder, _), (place, before, after) in names_of([self._before, now]).items():
-            line = None if written_at(name, self._codes) else self._reads(name, holder, place)
-            if line is not None:
+            line = reader_of(name, holder, place, self._codes)
+            if line is not None and not written_at(name, self._codes):
                 found.append(f"{text_of(line)}: {shown(place)}: changed{change(before, after)}")
         return found
 
@@ -69,13 +69,6 @@ class LateValues:
             walk.put(name, name, value)
         walk.go()
         return walk.values, walk.alive
-
-    def _reads(self, name: str, holder: str, place: str) -> tuple[str, int] | None:
-        """Return the line that reads it by its name, its holder's, or one that is computed."""
-        reads = read_at(name, self._codes) or (read_at(holder, self._codes) if holder else None)
-        if reads is not None or not place.endswith(f".{name}"):
-            return reads
-        return read_by_any_name_at(c for c in self._codes if "-packages" not in c.co_filename)
 
 
 class _Followed:

@@ -60,6 +60,14 @@ def read_by_any_name_at(codes: Iterable[CodeType]) -> Line | None:
     return None
 
 
+def reader_of(name: str, holder: str, place: str, codes: Collection[CodeType]) -> Line | None:
+    """Return the line that reads a value by its name, its holder's, or one that is computed."""
+    reads = read_at(name, codes) or (read_at(holder, codes) if holder else None)
+    if reads is not None or not place.endswith(f".{name}"):
+        return reads
+    return read_by_any_name_at(c for c in codes if "-packages" not in c.co_filename)
+
+
 def written_at(name: str, codes: Iterable[CodeType]) -> Line | None:
     """Return the first line that sets or changes variable or attribute `name`."""
     for code in codes:
