@@ -18,6 +18,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests import huge_pages
+
 # `pytest --hypothesis-profile default` looks for new counterexamples instead, `make soak` for many.
 settings.register_profile("penstock", derandomize=True, deadline=None, max_examples=10)
 settings.register_profile("soak", max_examples=2000, deadline=None)
@@ -45,6 +47,7 @@ def _set_apart() -> None:
         alive.set_apart()
     else:
         gc.freeze()
+    huge_pages.collapse()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -3,6 +3,7 @@
 import copy
 import os
 import signal
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 
@@ -232,7 +233,7 @@ def test_an_optimizer_that_fails_beside_the_server_ends_the_run(way, launcher, t
 
 @pytest.mark.parametrize("way", ["backup:1", "ssp:1", "async"])
 def test_a_run_that_is_stopped_ends_with_a_checkpoint_of_all_its_decisions(way, tmp_path):
-    parts, board, record = served(way), LocalBoard(), tmp_path / "decisions.jsonl"
+    parts, record = served(way), tmp_path / "decisions.jsonl"
     told = Steps(parts[0].step_micro_batches)
 
     def tell(result):
@@ -240,8 +241,10 @@ def test_a_run_that_is_stopped_ends_with_a_checkpoint_of_all_its_decisions(way, 
         if result.step == 2:
             board.ask_to_stop(signal.SIGINT)
 
-    task = task_of(parts, tmp_path / "run", range(1000), board=board, decisions=Decisions(record))
-    run_threads(partial(work, task), RANKS, tell, groups=task.groups)
+    with closing(LocalBoard()) as board:
+        steps, kept = range(1000), Decisions(record)
+        task = task_of(parts, tmp_path / "run", steps, board=board, decisions=kept)
+        run_threads(partial(work, task), RANKS, tell, groups=task.groups)
     state = checkpoint.load(checkpoint.latest(tmp_path / "run"))
     rows = read_decisions(record)
     assert len(rows) == state.step * (1 if way == "backup:1" else RANKS)
