@@ -579,17 +579,15 @@ def test_sampler_shares_the_dataset_and_is_not_moved_by_reading():
     assert mined.epoch == 0
 
 
-def test_smaller_last_micro_batch_is_refused_unless_told_what_to_do():
+def test_smaller_last_micro_batch_is_as_in_a_loop_unless_told_else():
     loader = DataLoader(list(range(7)), 3)
-    with pytest.raises(JobError, match="last micro-batch has 1 samples, the others 3") as caught:
-        ps.from_loader(loader)
-    assert 'last="drop"' in caught.value.hint
     assert ps.from_loader(DataLoader(list(range(7)), 3, drop_last=True))
     for last, third in (("drop", [0, 1, 2]), ("pad", [6, 0, 1]), ("wrap", [6, 0, 1])):
         found = ps.from_loader(loader, last=last)(2)
         assert next(found).tolist() == third
-    short = itertools.islice(ps.from_loader(loader, last="short")(0), 4)
-    assert [batch.tolist() for batch in short] == [[0, 1, 2], [3, 4, 5], [6], [0, 1, 2]]
+    for options in ({}, {"last": "short"}):
+        short = itertools.islice(ps.from_loader(loader, **options)(0), 4)
+        assert [batch.tolist() for batch in short] == [[0, 1, 2], [3, 4, 5], [6], [0, 1, 2]]
     streams = ps.from_loader(DataLoader(Counting(7), 3))
     assert numbers(streams(0), 2) == [[0, 1, 2], [3, 4, 5]]
     with pytest.raises(JobError, match="ends with 1 samples; a micro-batch has 3"):

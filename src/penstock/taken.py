@@ -41,7 +41,7 @@ def words(taken: Taken) -> str:
     return f"{taken} joined" if taken > 1 else f"each in {1 / taken} parts"
 
 
-def counted(taken: Taken, count: int) -> float:
+def counted(taken: Taken, count: Taken) -> float:
     """Return how many of the job's micro-batches are some of the plan's."""
     found = taken * count
     return int(found) if found == int(found) else float(found)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 
@@ -310,10 +311,10 @@ def test_a_job_of_one_key_has_its_micro_batches_in_their_order():
     assert list(keys.values()) == sorted(keys.values(), reverse=True)
 
 
-def test_micro_batches_of_several_shapes_are_not_joined_or_divided():
+def test_micro_batches_of_several_shapes_are_divided_and_not_joined():
     job = job_of_key(job_of(), next(iter(keys_of(job_of()))))
     assert ways_to_join(job) == [1]
-    assert ways_to_divide(job, Fixed(), 4, 8) == []
+    assert ways_to_divide(job, Fixed(), 4, 4) == [Fraction(1, 2), Fraction(1, 4)]
 
 
 def test_a_step_of_a_key_that_was_not_planned_ends_the_run():

@@ -2,6 +2,8 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +11,10 @@ from torch import nn
 
 import penstock as ps
 from penstock.checkpoints import checkpoint
+from penstock.choose.settle import NoPlanError
+from penstock.examine.examine import Examined
 from penstock.graph.trace import build_model
+from penstock.training.key_session import _of_one_shape
 from tests.runtime.test_turns import STEPS as STEPS_OF_TURNS
 from tests.runtime.test_turns import job_of as turns_job
 from tests.runtime.test_turns import plain as plain_turns
@@ -91,6 +96,23 @@ def test_steps_of_two_lengths_are_planned_and_proved_each_and_trained_as_by_a_lo
     tokens = [row["tokens_per_second"] * row["seconds"] for row in rows]
     lengths = [job.data.of.key_of(2 * step) for step in range(STEPS)]
     assert tokens == pytest.approx([2 * key.samples * key.length for key in lengths])
+
+
+@pytest.mark.parametrize(("elastic", "strict"), [(True, False), (False, True), (False, False)])
+def test_ranks_that_come_and_go_have_no_plan_for_several_shapes(elastic, strict):
+    said = list[str]()
+    session: Any = SimpleNamespace(job=job_of(), elastic=elastic, listener=Saying(said))
+    if elastic or strict:
+        with pytest.raises(NoPlanError, match="steps have several shapes") as told:
+            _of_one_shape(session, Examined(), strict=strict)
+        assert 'last="drop"' in told.value.hint
+        return
+    assert "several shapes" in _of_one_shape(session, Examined(), strict=False).no_plan
+    assert "several shapes" in said[0]
+    one = _of_one_shape(session, Examined(no_plan="it counts"), strict=True)
+    assert one.no_plan == "it counts"
+    session.job = replace(job_of(), data=ps.batches([{"x": 1}], 1), weight=None)
+    assert not _of_one_shape(session, Examined(), strict=True).no_plan
 
 
 class Saying(ps.Listener):

@@ -91,11 +91,12 @@ def from_loader(
                  prefetch_factor, persistent_workers, multiprocessing_context.
 
     seed:        of order and augmentation; None: that of the loader's generator, else 0.
-    last:        as of `batches`; None: "drop", which the loader must mean too.  "short" is what a
-                 loop over it does.
+    last:        as of `batches`; None: what a loop over the loader does, "drop" or "short".  Of
+                 samples that come in an order of their own no number tells which is the last.
 
     Raises:   JobError: not a DataLoader; a batch sampler or sampler of which there is no copy to
-              begin anew with; a smaller last micro-batch, where nobody says what becomes of it.
+              begin anew with.  The call of data that is read to a smaller last micro-batch, where
+              the samples have an order of their own: nobody says what becomes of it.
     """
     if not _is_loader(loader):
         message = f"from_loader is given the {type(loader).__name__} {str(loader)[:60]}"
@@ -119,23 +120,11 @@ def from_loader(
 
 
 def _by_number(dataset: Any, how: Batching, *, shuffle: bool) -> Map | LastShort:
-    """Return micro-batches by their numbers.
-
-    Raises:   JobError: the last one is smaller, and nobody says what becomes of it.
-    """
-    whole = Map(dataset, how, shuffle)
-    rest = whole.length % how.batch_size
-    if how.last is None and rest:
-        message = f"the loader's last micro-batch has {rest} samples, the others {how.batch_size}"
-        hint = (
-            'set drop_last=True, or ps.from_loader(loader, last="drop"), "pad" or "wrap"; "short" '
-            "trains it as it is, by a plan of its own"
-        )
-        raise JobError(message, hint=hint)
-    if how.last != "short":
-        return whole
-    whole = replace(whole, how=replace(how, last="drop"))
-    return LastShort(whole) if rest else whole
+    """Return micro-batches by their numbers; with a smaller last one where nobody says else."""
+    if how.last not in (None, "short"):
+        return Map(dataset, how, shuffle)
+    whole = Map(dataset, replace(how, last="drop"), shuffle)
+    return LastShort(whole) if whole.length % how.batch_size else whole
 
 
 def epoch_of(data: Data) -> tuple[int, int]:

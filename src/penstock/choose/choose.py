@@ -58,19 +58,23 @@ if TYPE_CHECKING:
 
 
 class PlannedKey(NamedTuple):
-    """The step of one more shape of a job, its plan, and the share of all steps that have it."""
+    """The step of one more shape of a job, its plan, and the share of all steps that have it.
+
+    job:     of all shapes, its micro-batches divided as those of this one.
+    """
 
     key: Hashable
     share: float
     captured: "Capture"
     plan: Plan
+    job: Job
 
 
 class Choice(NamedTuple):
     """A plan with all that it was made from; the job's micro-batches joined as it says.
 
     key:     of the steps that it was made for, where those of the job have several.
-    others:  the same division for those of other keys.
+    others:  the same stages on the same ranks for those of other keys.
     """
 
     job: Job

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 MOST_JOINED = 4  # micro-batches; more of them make the bubble of a short step too large
 _SMALLER = 2, 4, 8, 16
+_NEAR = 2  # times as many parts: more of them cost calls
 _FOR_A_RANK = 1, 4  # micro-batches: for replicas, and to fill a pipeline
 
 
@@ -62,8 +63,22 @@ def may_divide(job: Job, fixed: "Fixed") -> bool:
     """Return whether a plan of parts can be what is asked for."""
     is_late = fixed.schedule is not None and has_window(any_schedule(fixed.schedule))
     is_rounded = job.sums is not None or job.fewest_bits != (AS_IT_IS, AS_IT_IS)
-    is_placed = only_key(job.data) is not None or job.carry is not None
-    return not (is_late or is_rounded or is_placed or job.batch_by_ranks)
+    return not (is_late or is_rounded or job.carry is not None or job.batch_by_ranks)
+
+
+def parts_alike(plan: Plan, samples: int, micro_batches: int) -> list[int]:
+    """Return into how many parts micro-batches of so many samples may be divided, of steps that
+    follow a plan made for others: one way, or what shares the work evenly and what does not.
+
+    The plan's own number, if its replicas then take as many parts each, or one near to it.
+    """
+    wanted, replicas = round(1 / plan.terms.joined), plan.replicas
+    found = [n for n in range(1, samples + 1) if samples % n == 0 and micro_batches * n >= replicas]
+    found.sort(key=lambda n: (abs(math.log(n / wanted)), n))
+    even = [n for n in found if micro_batches * n % replicas == 0][:1]
+    if even and even[0] <= _NEAR * wanted:
+        return even
+    return [*dict.fromkeys(found[:1] + even)]
 
 
 def _divisors(samples: int, least: int) -> Iterator[int]:

@@ -5,16 +5,26 @@ same ranks, so that state stays where it is.  The mean over the steps as they co
 the peak of the largest.
 """
 
+import math
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
+from fractions import Fraction
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from penstock.batches.one_key import job_of_key, keys_of
 from penstock.choose.choose import Choice, Machines, PlannedKey, decided, predicted
+from penstock.choose.joined_counts import parts_alike
 from penstock.choose.prepare import traced
 from penstock.cluster.cluster import Cluster
-from penstock.errors import UnlikeCutsError, UnlikeShapesError
+from penstock.errors import (
+    GraphError,
+    PlanError,
+    ScheduleError,
+    UnlikeCutsError,
+    UnlikeShapesError,
+)
 from penstock.job import Job
 from penstock.keyed import keyed, kinds_of
 from penstock.listener import Listener
@@ -23,7 +33,9 @@ from penstock.plan.of_key import for_key
 from penstock.plan.plan import Decision, Plan, Prediction, is_asynchronous
 from penstock.rules.rule import Rule
 from penstock.runtime.key_steps import check_alike
+from penstock.schedule.grid import evenly, unlike
 from penstock.search.shapes import Fixed
+from penstock.taken import Taken, words
 from penstock.units import format_seconds
 
 if TYPE_CHECKING:
@@ -88,21 +100,94 @@ def with_keys(
     if plan.holds_back or plan.averages or plan.served:
         message = f"{several}, and ranks agree over several steps"
         raise UnlikeShapesError(message, hint=f"leave out sums = {plan.agreement.sums}")
-    if (plan.terms.joined, plan.terms.split, plan.tensor) != (1, (), 1):
-        message = f"{several}, and this plan joins or divides them"
+    if plan.terms.joined > 1 or (plan.terms.split, plan.tensor) != ((), 1):
+        message = f"{several}, and this plan joins them, or divides ops"
         raise UnlikeShapesError(message, hint="make the plan for this job")
-    others, stages = list[PlannedKey](), stages_of(plan, first.graph)
-    for step in steps[1:]:
-        own, graph = for_key(plan, first.graph, step.captured.graph)
-        captured = replace(step.captured, graph=graph)
-        check_alike((first, stages), (captured, stages_of(own, graph)))
-        profiles = there.profile(captured, step.job, cluster, there.listener)
-        own = predicted(own, graph, profiles, cluster)
-        others.append(PlannedKey(step.key, step.share, captured, own))
+    from penstock.graph.merge import merged
+
+    others = [planned_alike(choice, job, step, there, cluster) for step in steps[1:]]
     key, traced_s = steps[0].key, sum(step.seconds for step in steps)
-    first_row = PlannedKey(key, steps[0].share, first, plan)
+    own = merged(job, plan.terms.joined, first.batch.division)
+    first_row = PlannedKey(key, steps[0].share, first, plan, own)
     whole = _with_mean(kinds_of(job.data), [first_row, *others], traced_s)
-    return Choice(job, first, whole, key, tuple(others))
+    return Choice(own, first, whole, key, tuple(others))
+
+
+def planned_alike(
+    choice: Choice, job: Job, step: TracedKey, there: Machines, cluster: Cluster
+) -> PlannedKey:
+    """Return the plan of a step of another key, by the same stages on the same ranks.
+
+    Its micro-batches are divided as suits their own number of samples; or each replica does them
+    whole, if they can be shared in no way, or if that is as fast.
+    Raises:   UnlikeShapesError: there is no such plan.  UnlikeCutsError: none with these stages.
+    """
+    found, problem = list[PlannedKey](), PlanError("there is no way")
+    for captured, parts in _divisions(choice.plan, step):
+        try:
+            found.append(_divided_alike(choice, (job, step), captured(), parts, there, cluster))
+        except (GraphError, PlanError, ScheduleError) as why:
+            problem = why
+    if not found:
+        if isinstance(problem, UnlikeCutsError):
+            raise problem
+        message = f"steps of {step.key} cannot follow the plan of the others"
+        raise UnlikeShapesError(f"{message}: {problem}", hint="let all have one shape")
+    return min(found, key=lambda one: one.plan.predicted.step_s if one.plan.predicted else 0.0)
+
+
+def _divisions(plan: Plan, step: TracedKey) -> "Iterator[tuple[Callable[[], Capture], int]]":
+    """Yield how micro-batches of a key may be divided, and into how many parts each, if at all."""
+    from penstock.graph.joined.divided_batch import divided, done_by_each
+
+    whole, count = step.captured, step.job.micro_batches
+    if plan.terms.joined == 1:
+        yield lambda: whole, 1
+        return
+    several = False
+    for parts in parts_alike(plan, whole.graph.samples, count):
+        several = several or count * parts % plan.replicas > 0
+        yield partial(divided, whole, parts), parts
+    if several or plan.replicas > count:  # a share that is larger, or none that can be
+        each = plan.replicas // math.gcd(plan.replicas, count)
+        yield partial(done_by_each, whole, each), each
+
+
+def _divided_alike(
+    choice: Choice,
+    of: tuple[Job, TracedKey],
+    captured: "Capture",
+    parts: int,
+    there: Machines,
+    cluster: Cluster,
+) -> PlannedKey:
+    """Return the plan of a step whose micro-batches are divided into so many parts.
+
+    Raises:   PlanError, ScheduleError: it cannot be divided so.  UnlikeCutsError: as `for_key`.
+    """
+    from penstock.graph.merge import merged
+
+    (job, step), first = of, (choice.captured, stages_of(choice.plan, choice.captured.graph))
+    own, graph = for_key(choice.plan, first[0].graph, captured.graph)
+    own = _sharing(own, step.job.micro_batches * parts, Fraction(1, parts))
+    captured = replace(captured, graph=graph, model=first[0].model)
+    check_alike(first, (captured, stages_of(own, graph)))
+    per_key = merged(step.job, own.terms.joined, captured.batch.division)
+    profiles = there.profile(captured, per_key, cluster, there.listener)
+    own = predicted(own, graph, profiles, cluster)
+    whole = merged(job, own.terms.joined, captured.batch.division)
+    return PlannedKey(step.key, step.share, captured, own, whole)
+
+
+def _sharing(plan: Plan, count: int, joined: Taken) -> Plan:
+    """Return a plan whose replicas share so many micro-batches of a step."""
+    if count == plan.step_micro_batches:
+        return plan.changed(joined=joined)
+    own = plan.place.shares
+    times, rest = divmod(count, sum(own) or 1)
+    shares = tuple(times * share for share in own) if own and not rest else ()
+    shares = shares or evenly(count, plan.replicas)
+    return plan.changed(joined=joined, num_micro_batches=max(shares), shares=unlike(shares))
 
 
 def _with_mean(kinds: str, rows: Sequence[PlannedKey], traced_s: float) -> Plan:
@@ -117,12 +202,23 @@ def _with_mean(kinds: str, rows: Sequence[PlannedKey], traced_s: float) -> Plan:
     step_s = sum(row.share * said.step_s for row, said in known)
     usd = sum(row.share * said.usd for row, said in known)
     peaks = tuple(map(max, zip(*(said.peak_bytes for _, said in known), strict=True)))
-    told = (f"{row.key} {row.share:.0%} {format_seconds(said.step_s)}" for row, said in known)
+    told = (
+        f"{row.key} {row.share:.0%} {format_seconds(said.step_s)}{_in_parts(row)}"
+        for row, said in known
+    )
     why = "one division for all; the mean is predicted, and the memory of the largest; "
     why += f"traced in {format_seconds(traced_s)}"
     mean = Prediction(step_s, peaks, usd, plan.predicted.tried)
     made = decided(plan, [Decision(kinds, ", ".join(told), "only choice", why)])
     return replace(made, predicted=mean)
+
+
+def _in_parts(row: PlannedKey) -> str:
+    """Return into what its micro-batches are divided, in words; empty: nothing."""
+    division = row.captured.batch.division
+    if division is None:
+        return ""
+    return f" {words(row.plan.terms.joined)}" if division.rows else " whole on each replica"
 
 
 def cut_alike(find: Callable[[Fixed], Found], fixed: Fixed, listener: Listener) -> Found:
@@ -142,9 +238,12 @@ def cut_alike(find: Callable[[Fixed], Found], fixed: Fixed, listener: Listener) 
 
 def find_key(choice: Choice) -> Callable[[int], Hashable]:
     """Return what tells the key of a step."""
-    data = keyed(choice.job.data)
+    from penstock.graph.merge import unjoined
+
+    author, _ = unjoined(choice.job)
+    data = keyed(author.data)
     assert data is not None, "only keyed data has several keys"
-    count: Any = choice.job.micro_batches
+    count: Any = author.micro_batches
     return lambda step: data.key_of(step * count)
 
 

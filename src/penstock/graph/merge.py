@@ -172,6 +172,13 @@ def unjoined(job: Job) -> tuple[Job, Taken]:
     return replace(job, data=whole, micro_batches=job.micro_batches * count), count
 
 
+def over(job: Job, data: Callable[[int], Iterator[Any]]) -> Job:
+    """Return a job whose micro-batches are made of those of other data, joined or divided alike."""
+    own: Any = job.data
+    is_made = isinstance(own, _Divided | _Merged)
+    return replace(job, data=replace(own, data=data) if is_made else data)
+
+
 def parts_of(job: Job, batch: Any) -> list[Any]:
     """Return the author's micro-batches of which a batch of `job` was made: itself, or several."""
     _, count = unjoined(job)

@@ -8,17 +8,23 @@ Which weights get a gradient, and so an update, is each step's own.
 
 import copy
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import partial
 from typing import TYPE_CHECKING
 
+from penstock.batches.read_on import ReadOn
 from penstock.errors import UnlikeCutsError
 from penstock.graph.code import Function
+from penstock.graph.merge import over, unjoined
 from penstock.graph.stages import Stages
 from penstock.graph.trace import Capture
+from penstock.job import Job
 from penstock.program.program import Program
-from penstock.runtime.calls import Bound
+from penstock.runtime.calls import Bound, StepResult
 from penstock.runtime.rank_terms import FunctionKey
+from penstock.taken import Taken, counted
 
 if TYPE_CHECKING:
     from penstock.runtime.rank import Rank
@@ -28,12 +34,16 @@ if TYPE_CHECKING:
 class KeyStep:
     """The step of one more key, and the programs that run it.
 
+    job:        its micro-batches, joined or divided as its plan says; None: as those of the task.
+    counts:     how many of the task's micro-batches one of these is.
     functions:  those of segments that were made already.
     """
 
     capture: Capture
     stages: Stages
     programs: tuple[Program, ...]
+    job: Job | None = None
+    counts: Taken = 1
     functions: dict[FunctionKey, Function] = field(
         default_factory=dict[FunctionKey, Function], init=False
     )
@@ -68,12 +78,18 @@ def bound_of(
     own = [each for each in programs if not any(each is other for other in others)]
     if steps:
         rank.noise.watch(0)  # of micro-batches of unlike sizes it says nothing
+    source = None
+    if any(step.job is not None for step in steps):
+        source = ReadOn(unjoined(rank.job)[0].data)
+        rank.read_by(over(rank.job, source))
     for program in own:
         rank.expect(program)
     bound = {id(program): _bound(rank, program, has_others=bool(steps)) for program in own}
     first_edge = rank.first_edge + len(rank.stages.edges)
     for step in steps:
         beside = of_key(rank, step, first_edge)
+        if source is not None:
+            beside.read_by(over(step.job or rank.job, source))
         first_edge += len(step.stages.edges)
         for program in step.programs:
             beside.expect(program)
@@ -107,4 +123,10 @@ def of_key(rank: "Rank", step: KeyStep, first_edge: int) -> "Rank":
     made.capture, made.stages, made.functions = step.capture, step.stages, step.functions
     made.frames, made.outbox, made.batches = defaultdict(dict), {}, {}
     made.begin_anew(first_edge)
+    made.report = partial(_counted, rank.report, step.counts)
     return made
+
+
+def _counted(report: Callable[[StepResult], None], counts: Taken, result: StepResult) -> None:
+    """Report a step by the micro-batches of the task."""
+    report(replace(result, micro_batches=counted(counts, Fraction(result.micro_batches))))

@@ -126,7 +126,12 @@ class Rank:
         self._senders: dict[tuple[int, int], Send] = {}
         self._receivers: dict[tuple[int, int], tuple[Post | None, Wait]] = {}
         self._far: dict[int, FarFrames] = {}
-        self._reader = Reader(job, self.device, kept=terms.kept)
+        self._kept = terms.kept
+        self.read_by(job)
+
+    def read_by(self, job: Job) -> None:
+        """Read the micro-batches of this job, which are the same, or made of the same."""
+        self.job, self._reader = job, Reader(job, self.device, kept=self._kept)
 
     @property
     def replica(self) -> int:

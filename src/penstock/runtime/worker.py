@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -336,7 +337,7 @@ def _left_by(
 
 def _reported(report: Report, joined: Taken, result: StepResult) -> None:
     """Report a step by the micro-batches of the job."""
-    report(replace(result, micro_batches=counted(joined, int(result.micro_batches))))
+    report(replace(result, micro_batches=counted(joined, Fraction(result.micro_batches))))
 
 
 def _run_windows(task: Task, watch: "WindowRunner", bound: Mapping[int, list[Bound]]) -> int | None:

@@ -10,6 +10,7 @@ trained without a plan, as data that does not tell its keys.
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ from penstock.choose.keys import (
     with_keys,
 )
 from penstock.choose.prepare import machines
-from penstock.choose.settle import Checked, CheckOptions, examined
+from penstock.choose.settle import Checked, CheckOptions, NoPlanError, examined
 from penstock.errors import MemoryShortError
 from penstock.job import Job
 from penstock.keyed import kinds_of
@@ -50,11 +51,12 @@ def examined_job(session: "Session", care: CheckOptions) -> "Examined":
     """Return what the job of a session is found to be; of several shapes, what the first is that
     no plan trains, or the one that most steps have.
 
-    Raises:   as `examined`.
+    Raises:   as `examined`; NoPlanError: ranks come and go.
     """
     about = care, session.listener
     if care.eager or not plans_keys(session):
-        return examined(session.job, session.key, *about, num_steps=session.num_steps)
+        found = examined(session.job, session.key, *about, num_steps=session.num_steps)
+        return found if care.eager else _of_one_shape(session, found, strict=care.strict)
     rows: list[Examined] = []
     for key in keys_of(session.job):
         job = job_of_key(session.job, key)
@@ -62,6 +64,24 @@ def examined_job(session: "Session", care: CheckOptions) -> "Examined":
         if rows[-1].failed or rows[-1].one_process or rows[-1].no_plan:
             return rows[-1]
     return rows[0]
+
+
+def _of_one_shape(session: "Session", found: "Examined", *, strict: bool) -> "Examined":
+    """Return what a job is found to be for a run whose plans are of one shape: if it has several,
+    no plan trains it.
+
+    Raises:   NoPlanError: one is wanted.
+    """
+    kinds, is_known = kinds_of(session.job.data), found.failed or found.one_process or found.no_plan
+    if is_known or kinds != "shapes" or len(keys_of(session.job)) < 2:
+        return found
+    why = "steps have several shapes, and only ranks that stay until the last step have plans for"
+    why = f"{why} these"
+    hint = 'let all have one shape: last="drop"'
+    if strict or session.elastic:
+        raise NoPlanError(f"no plan can be made: {why}", found, hint=hint)
+    session.listener.say(f"no plan can be made: {why}")
+    return replace(found, no_plan=why)
 
 
 def _named(session: "Session", key: object) -> str:
@@ -150,14 +170,12 @@ def proved_shapes(
 
 
 def sizes_by_step(
-    choice: Choice | None, samples: int, tokens: int
+    session: "Session", choice: Choice | None, samples: int, tokens: int
 ) -> Callable[[int], tuple[int, int]]:
-    """Return what tells the samples and tokens of a step, of which the first shape has so many."""
+    """Return what tells the samples and tokens of a step: where all have one shape, so many."""
     if choice is None or not choice.others:
         return lambda step: (samples, tokens)
-    count, key_of = choice.job.micro_batches, find_key(choice)
-    rows = {choice.key: (samples, tokens)}
-    for other in choice.others:
-        graph = other.captured.graph
-        rows[other.key] = graph.samples * count, graph.tokens * count
+    count, key_of = session.job.micro_batches, find_key(choice)
+    graphs = {shape.key: shape.captured.graph for shape in session.learned.shapes}
+    rows = {key: (graph.samples * count, graph.tokens * count) for key, graph in graphs.items()}
     return lambda step: rows[key_of(step)]

@@ -4,6 +4,7 @@ A run on one host, under torchrun, with ranks that come and go and with one that
 its terms to `task_of`.
 """
 
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -114,12 +115,15 @@ def steps_of_keys(choice: Choice, steps: range) -> "tuple[tuple[KeyStep, ...], W
 
     check_early(choice.plan)
     programs = {choice.key: lower_plan(choice.plan, choice.captured.graph)}
+    is_divided = any(each.plan.terms.joined != 1 for each in (choice, *choice.others))
     found: list[KeyStep] = []
     for other in choice.others:
         graph = other.captured.graph
         programs[other.key] = lower_plan(other.plan, graph)
         stages = stages_of(other.plan, graph)
-        found.append(KeyStep(other.captured, stages, (programs[other.key],)))
+        job = other.job if is_divided else None
+        counts = Fraction(other.plan.terms.joined) / Fraction(choice.plan.terms.joined)
+        found.append(KeyStep(other.captured, stages, (programs[other.key],), job, counts))
     return tuple(found), windows_of_keys(programs, find_key(choice), steps)
 
 

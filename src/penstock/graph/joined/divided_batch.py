@@ -71,6 +71,19 @@ def divided(capture: Capture, parts: int) -> Capture:
     return replace(found, inputs=inputs)
 
 
+def done_by_each(capture: Capture, count: int) -> Capture:
+    """Return the step of a micro-batch that each of `count` replicas does whole.
+
+    Each adds to the mean what the others do; where samples cannot be shared nothing is lost by it.
+    Raises:   GraphError: the step changes a buffer, and would more than once.
+    """
+    check_pure(capture, may_draw=True)
+    leaves = tuple(dict.fromkeys(capture.inputs.values()))
+    division = Division(count, (), leaves, capture.batch)
+    inputs = {at: leaves.index(leaf) for at, leaf in capture.inputs.items()}
+    return replace(capture, batch=division.part_key(), inputs=inputs)
+
+
 def _cut(capture: Capture, parts: int) -> list[fx.Node]:
     """Return the inputs of which a part has its rows: as many as the first has.
 
