@@ -98,7 +98,7 @@ class Rank:
         self.capture, self.stages, self.job, self.transport = capture, stages, job, transport
         terms = terms or RankTerms()
         self.make, self.report, self.carries = terms.make, terms.report, terms.carries
-        self.is_guarded, self.tells_all = terms.is_guarded, terms.tells_all
+        self.is_guarded, self.tells_all, self._kept = terms.is_guarded, terms.tells_all, terms.kept
         self.put_outputs, self.functions = terms.put_outputs, terms.functions
         self.rank, self.device = transport.rank, here().place
         self.grid = Grid(transport.num_ranks, (1,))  # until a program is bound
@@ -126,7 +126,6 @@ class Rank:
         self._senders: dict[tuple[int, int], Send] = {}
         self._receivers: dict[tuple[int, int], tuple[Post | None, Wait]] = {}
         self._far: dict[int, FarFrames] = {}
-        self._kept = terms.kept
         self.read_by(job)
 
     def read_by(self, job: Job) -> None:
