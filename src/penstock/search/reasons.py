@@ -34,6 +34,7 @@ from penstock.units import format_bytes, format_seconds
 _WHOLE = Words(shard=(), prefetch=0, parts=())
 _NEAR = Words(offload=(), beside=False)  # weights that every replica would have far
 _WORTH = 0.99  # of a step: less is no gain
+_MOST_NAMES = 8  # of hosts, where each rank has its own
 
 
 def reasons(
@@ -376,12 +377,16 @@ def _hosts(best: Candidate, field: Field, judge: Judge) -> tuple[Decision, ...]:
     why = _against(best, field, judge, "order of hosts", lambda p: _order_of(judge, p))
     there, used = judge.cluster_of(plan.place.hosts), _order_of(judge, plan)
     holding = [there.host_of(rank).name for rank in range(plan.total_ranks)]
-    words: list[str] = []
-    for _, group in itertools.groupby(there.hosts[: len(used)], lambda h: (h.device, h.region)):
+    words, apart = list[str](), len(used) > len({*used})
+
+    def alike(host: Host) -> tuple[str, ...]:
+        return host.device, host.region, host.name if apart else ""
+
+    for _, group in itertools.groupby(there.hosts[: len({*used})], alike):
         row = list(group)
         ranks = [rank for rank, name in enumerate(holding) if name in {host.name for host in row}]
         words.append(f"{_names(row)} ({_span(ranks)} on {_kind(judge, row[0])})")
-    idle = there.hosts[len(used) :]
+    idle = there.hosts[len({*used}) :]
     for _, group in itertools.groupby(idle, lambda h: (h.device, h.region)):
         row = list(group)
         count = sum(host.num_devices for host in row)
@@ -405,12 +410,18 @@ def _kind(judge: Judge, host: Host) -> str:
 
 
 def _order_of(judge: Judge, plan: Plan) -> tuple[str, ...]:
+    """Return the hosts in the order of their ranks; of each rank, where one's are not a row."""
     there = judge.cluster_of(plan.place.hosts)
-    return tuple(dict.fromkeys(there.host_of(rank).name for rank in range(plan.total_ranks)))
+    names = [there.host_of(rank).name for rank in range(plan.total_ranks)]
+    rows = [name for name, _ in itertools.groupby(names)]
+    return tuple(rows if len(rows) == len({*rows}) else names)
 
 
 def _span(ranks: Sequence[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    is_row = ranks[-1] - ranks[0] == len(ranks) - 1
+    return f"ranks {ranks[0]}-{ranks[-1]}" if is_row else f"ranks {', '.join(map(str, ranks))}"
 
 
 def _balance(judge: Judge, plan: Plan, devices: Sequence[Sequence[int]]) -> str:
@@ -492,7 +503,8 @@ def _against(
     other = found[0]
     plan = other.plan
     used = _order_of(judge, plan)
-    where = "" if used == _order_of(judge, best.plan) else f" on {', '.join(used)}"
+    names = used if len(used) <= _MOST_NAMES else (*used[:_MOST_NAMES], "...")
+    where = "" if used == _order_of(judge, best.plan) else f" on {', '.join(names)}"
     what = f"{plan.replicas} x {whole_stages(plan)} stages{where}, {name_of(plan.schedule)}"
     if any(plan.recompute):
         what += f", recompute{'' if repeats_all(plan) else ' ' + _yes_no(plan)}"

@@ -28,6 +28,7 @@ from penstock.schedule.recipe import Recipe, any_schedule, name_of, trains
 from penstock.search.balance import ANYWHERE, StageEnds, balanced_cuts_on
 from penstock.search.candidate import Candidate, Objective
 from penstock.search.copied import with_copies
+from penstock.search.dealt import dealt
 from penstock.search.far_memory import with_far
 from penstock.search.fastest_topology import with_topology
 from penstock.search.field import Effort, Field, Tally, front_of
@@ -167,17 +168,18 @@ def _polished(field: Field, cutter: "_Cutter", fixed: Fixed, error: float) -> li
     Raises:   PlanError: none can be used.
     """
     judge, objective, cluster = field.judge, field.objective, field.judge.cluster
-    if judge.graph.tensor > 1:  # of such plans nothing is moved
-        if usable := field.best(_POLISHED):
-            return usable
+    placed = [] if fixed.as_placed else dealt(field)
+    if judge.graph.tensor > 1:  # of such plans nothing else is moved
+        if usable := [*field.best(_POLISHED), *placed]:
+            return sorted(usable, key=lambda candidate: candidate.score(objective))
         raise _none_fits(field.simulated)
     kinds = ((cluster.device_of(r).name, cluster.memory_of(r)) for r in range(cluster.num_ranks))
     if len({*kinds}) > 1 or len(regions_of(cluster)) > 1:
         tried = [*field.best(_POLISHED_UNLIKE), *_best_of_each(field)]
-        tried = [*dict.fromkeys(tried), *field.overfull(_POLISHED_UNLIKE)]
+        tried = [*dict.fromkeys([*tried, *placed]), *field.overfull(_POLISHED_UNLIKE)]
         change = recut
     else:
-        tried, change = field.best(_POLISHED), polish
+        tried, change = [*field.best(_POLISHED), *placed], polish
     effort = replace(field.effort, is_over=field.is_over)
     moved = [change(judge, each, objective, effort) for each in tried]
     copied = with_copies(field, cutter.copies_beside)

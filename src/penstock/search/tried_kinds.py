@@ -51,5 +51,5 @@ def _alone(judge: Judge, like: Plan, micro_batches: int) -> Plan:
         buffers=like.terms.buffers,
         sums=like.agreement.sums,
         topology=like.agreement.topology,
-        hosts=like.place.hosts,
+        hosts=tuple(dict.fromkeys(like.place.hosts)),
     )
