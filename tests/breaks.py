@@ -3476,6 +3476,14 @@ BREAKS = (
         "a window of four asynchronous steps is told as a long run",
     ),
     Break(
+        "crossover_of_copies",
+        "fleet/batch_size.py",
+        "copies = ranks / self.copy_ranks",
+        "copies = float(ranks)",
+        ("tests/fleet/test_batch_size.py",),
+        "pipelines are foreseen as if each of their ranks had a copy of its own",
+    ),
+    Break(
         "ranks_of_a_stage_together",
         "search/dealt.py",
         "hosts[p * replicas + r] for r in range(replicas) for p in range(num_ranks)",

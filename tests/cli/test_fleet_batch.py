@@ -10,20 +10,23 @@ from tests.fleet.test_batch_size import took
 
 @pytest.fixture
 def runs(tmp_path):
-    made = []
-    for ranks, batch in ((1, 8), (1, 32), (2, 32)):
-        folder = tmp_path / f"{ranks}-{batch}"
-        folder.mkdir()
-        summary = {
-            "step_s_measured": took(ranks, batch, (0.1, 0.01, 0.05)),
-            "peak_bytes_measured": [1] * ranks,
-            "noise_scale_samples": 50.0,
-            "noise_scale_steps": 4,
-            "noise_scale_batch": batch,
-        }
-        (folder / "summary.json").write_text(json.dumps(summary))
-        made.append(folder)
-    return made
+    return [a_run(tmp_path, *row) for row in ((1, 8), (1, 32), (2, 32))]
+
+
+def a_run(within, ranks, batch, copy_ranks=1, law=(0.1, 0.01, 0.05)):
+    """Return the folder of a run with a summary that tells of such a phase."""
+    folder = within / f"{ranks}-{batch}-{copy_ranks}"
+    folder.mkdir()
+    summary = {
+        "step_s_measured": took(ranks // copy_ranks, batch, law),
+        "peak_bytes_measured": [1] * ranks,
+        "noise_scale_samples": 50.0,
+        "noise_scale_steps": 4,
+        "noise_scale_batch": batch,
+        "copy_ranks": copy_ranks,
+    }
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
 
 
 def test_summary_of_a_run_is_a_phase(runs):
@@ -50,3 +53,23 @@ def test_command_refuses_what_tells_nothing(call, runs, tmp_path):
     assert "20 steps" in hint
     assert '--ranks is "a"' in call("fleet", "batch", *runs, "--ranks", "a").refusal(2)[0]
     assert "cannot read summary" in call("fleet", "batch", tmp_path / "no").refusal(2)[0]
+
+
+def test_command_says_from_how_many_ranks_on_pipelines_are_better(call, runs, tmp_path):
+    law = (0.06, 0.0085, 0.05)
+    pipelines = [a_run(tmp_path, *row, 2, law) for row in ((2, 8), (2, 32), (4, 32))]
+    asked = "fleet", "batch", *runs, *pipelines, "--ranks", "1,2,4,8,16", "--batches", "8,64"
+    found = json.loads(call(*asked, "--json").out)
+    best = {
+        k: min((r["seconds"], r["copy_ranks"]) for r in found["rows"] if r["ranks"] == k)
+        for k in (1, 2, 4, 8, 16)
+    }
+    assert [best[k][1] for k in (1, 2, 16)] == [1, 1, 2]
+    cross = found["crossover_ranks"]
+    assert best[cross][1] == 2
+    assert best[cross // 2][1] == 1
+    assert f"from {cross} ranks on copies of several ranks are better" in call(*asked).out
+    assert (
+        "no number of ranks in 1"
+        in call("fleet", "batch", *pipelines, "--ranks", "1").refusal(2)[0]
+    )

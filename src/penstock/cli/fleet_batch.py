@@ -40,25 +40,38 @@ def batch(flags: BatchFlags) -> None:
     """Say how many ranks and which batch reach a target soonest, or for least money.
 
     Short runs of the job with unlike ranks or batches tell how long a step takes and how noisy
-    gradients are (20 steps each); docs/fleet_predict.md has the formulas.
+    gradients are (20 steps each); docs/fleet_predict.md has the formulas.  With runs of pipelines
+    beside data parallel ones it says from how many ranks on copies of several ranks are better.
 
     Example: penstock fleet batch runs/one runs/two --objective cost
     """
-    from penstock.fleet.batch_size import phase_of, phases
+    from penstock.fleet.batch_size import crossover, phase_of, phases_by_copies
 
     told = [phase_of(folder) for folder in flags.runs]
-    found = phases(told)
+    kinds = phases_by_copies(told)
     sizes = sorted({one.batch for one in told})
     sizes = _numbers("--batches", flags.batches) if flags.batches else sizes
     over = [(count, size) for count in _numbers("--ranks", flags.ranks) for size in sizes]
-    options = found.options(over, steps=flags.steps, batch=told[0].batch, usd_per_hour=flags.price)
-    options.sort(key=lambda one: (one.seconds if flags.objective == "time" else one.usd, one.ranks))
+    batch, price = told[0].batch, flags.price
+    options = [
+        one
+        for kind in kinds
+        for one in kind.options(over, steps=flags.steps, batch=batch, usd_per_hour=price)
+    ]
+    if not options:
+        message = f"no number of ranks in {flags.ranks} is copies of {kinds[0].copy_ranks} ranks"
+        raise EstimateError(message, hint="give numbers that it divides")
+    options.sort(key=lambda one: one.score(flags.objective))
+    cross = crossover(options, flags.objective) if len(kinds) > 1 else None
     if flags.as_json:
         rows: list[Json] = [dict(one._asdict()) for one in options]
-        about: dict[str, Json] = {"noise_scale_samples": found.scale, "objective": flags.objective}
-        face.show_json({**about, "rows": rows})
+        scale: Json = kinds[0].scale
+        words: dict[str, Json] = {"noise_scale_samples": scale, "objective": flags.objective}
+        face.show_json({**words, "crossover_ranks": cross, "rows": rows})
     else:
-        _show(options, found.scale)
+        _show(options, kinds[0].scale)
+        if len(kinds) > 1:
+            face.show(_crossing(cross))
 
 
 def _numbers(flag: str, text: str) -> list[int]:
@@ -68,11 +81,18 @@ def _numbers(flag: str, text: str) -> list[int]:
     return sorted({int(part) for part in parts})
 
 
+def _crossing(ranks: int | None) -> str:
+    if ranks is None:
+        return "at no number of ranks up to the largest are copies of several ranks better"
+    return f"from {ranks} ranks on copies of several ranks are better than of one"
+
+
 def _show(options: "list[BatchOption]", scale: float) -> None:
-    head = "ranks", "batch", "a step", "steps", "time", "dollars"
+    head = "ranks", "of a copy", "batch", "a step", "steps", "time", "dollars"
     rows = [
         (
             one.ranks,
+            one.copy_ranks,
             one.batch,
             format_seconds(one.step_s),
             f"{one.steps:.0f}",

@@ -2,12 +2,17 @@
 
     seconds(K, B) = steps(B) * step_s(K, B)          cost = seconds * K * price
     steps(B)      ~ 1 + scale / B                    (profile/noise.py)
-    step_s(K, B)  = a + b * B / K + c * (K - 1) / K  (a start, samples of a rank, sums over ranks)
+    step_s(K, B)  = a + b * B / C + c * (C - 1) / C  (a start, samples of a copy, sums over copies)
+    C             = K / M                            copies of the model, on M ranks each
 
-a, b and c are not below 0 and make relative errors least.  Only ratios are known until the steps to
-the target are, with any one batch.
+a, b and c are not below 0 and make relative errors least, for each M of the runs by itself.  Only
+ratios are known until the steps to the target are, with any one batch.
 
-Source:   "Scavenger", arXiv:2303.06659.
+With M of 1 alone that is data parallelism.  With runs of which each copy is a pipeline, too, there
+is a number of ranks from which on these reach the target sooner: more copies need a larger batch,
+or sum for longer, at some point for less than dividing the model gains.
+
+Source:   "Scavenger", arXiv:2303.06659; copies of several ranks, arXiv:1907.13257.
 Ignores:  that the noise scale grows while the loss falls, learning rates that have to follow the
           batch, and anything that bends with K but the sums.
 """
@@ -29,7 +34,8 @@ from penstock.profile.noise import steps_needed
 class Phase:
     """A short run: ranks, samples of a step, seconds of a step, and its noise scale in samples.
 
-    watched:   steps that told of the noise; 0: none did
+    watched:     steps that told of the noise; 0: none did
+    copy_ranks:  ranks of one copy of the model
     """
 
     ranks: int
@@ -37,12 +43,16 @@ class Phase:
     step_s: float
     scale: float = math.nan
     watched: int = 0
+    copy_ranks: int = 1
 
     def __post_init__(self) -> None:
         """Check the numbers."""
         if self.ranks < 1 or self.batch < 1 or not self.step_s > 0:
             message = f"{self.ranks} ranks take {self.step_s} s for a step of {self.batch} samples"
             raise EstimateError(message, hint="give runs that took some steps")
+        if self.copy_ranks < 1 or self.ranks % self.copy_ranks:
+            message = f"{self.ranks} ranks are no copies of {self.copy_ranks} ranks each"
+            raise EstimateError(message, hint="give a number that divides the ranks")
 
 
 def phase_of(folder: Path) -> Phase:
@@ -60,7 +70,8 @@ def phase_of(folder: Path) -> Phase:
         message = f"{folder}/summary.json lacks {', '.join(lacking) or 'peak_bytes_measured'}"
         raise EstimateError(message, hint=hint)
     step_s, batch, scale, watched = cast("list[float]", numbers)
-    return Phase(len(peaks), int(batch), step_s, scale, int(watched))
+    copy_ranks = int(_number(found.get("copy_ranks")) or 1)
+    return Phase(len(peaks), int(batch), step_s, scale, int(watched), copy_ranks)
 
 
 def _number(value: Json) -> float | None:
@@ -76,6 +87,7 @@ class BatchOption(NamedTuple):
     steps:     to the target
     seconds:   to the target
     usd:       to the target
+    copy_ranks: of one copy of the model
     """
 
     ranks: int
@@ -84,6 +96,7 @@ class BatchOption(NamedTuple):
     steps: float
     seconds: float
     usd: float
+    copy_ranks: int = 1
 
     def score(self, least: Least) -> tuple[float, ...]:
         """Return the sort key of a choice: `least` first; of equals the simpler one comes first."""
@@ -98,11 +111,13 @@ class Phases:
     sample_s: float
     sums_s: float
     scale: float
+    copy_ranks: int = 1
 
     def step_s(self, ranks: int, batch: int) -> float:
         """Return the seconds of a step."""
-        share = (ranks - 1) / ranks
-        return self.start_s + self.sample_s * batch / ranks + self.sums_s * share
+        copies = ranks / self.copy_ranks
+        share = (copies - 1) / copies
+        return self.start_s + self.sample_s * batch / copies + self.sums_s * share
 
     def options(
         self,
@@ -117,39 +132,81 @@ class Phases:
 
         steps:   to the target with steps of `batch` samples
         told:    whose seconds are known, and need not be foreseen
+        Of ranks that are no whole copies there is none.
         """
-        known = {(one.ranks, one.batch): one.step_s for one in told}
+        known = {(o.ranks, o.batch): o.step_s for o in told if o.copy_ranks == self.copy_ranks}
         found: list[BatchOption] = []
         for ranks, samples in over:
+            if ranks % self.copy_ranks:
+                continue
             step_s = known.get((ranks, samples)) or self.step_s(ranks, samples)
             count = steps_needed(steps, batch, self.scale, other=samples)
             seconds = count * step_s
             usd = seconds / 3600.0 * ranks * usd_per_hour
-            found.append(BatchOption(ranks, samples, step_s, count, seconds, usd))
+            own = samples, step_s, count, seconds, usd
+            found.append(BatchOption(ranks, *own, self.copy_ranks))
         return found
 
 
-def phases(told: Sequence[Phase]) -> Phases:
-    """Return the phases of several short runs as one record.
+def phases(told: Sequence[Phase], scale: float | None = None) -> Phases:
+    """Return the phases of several short runs with copies of as many ranks as one record.
 
-    The noise scale is their mean, by the steps that were watched.
+    scale:    of the noise; default: their mean, by the steps that were watched.
     Raises:   EstimateError: fewer than two unlike runs, or none that was watched.
     """
     if len({(one.ranks, one.batch) for one in told}) < 2:
         message = f"{len(told)} runs of one kind tell nothing of ranks and batch"
         raise EstimateError(message, hint="give runs with two numbers of ranks, or two batches")
+    scale = noise_scale(told) if scale is None else scale
+    from sklearn.linear_model import LinearRegression  # pyright: ignore - no types
+
+    copies = [(one, one.ranks / one.copy_ranks) for one in told]
+    rows = np.array([[1.0, one.batch / count, (count - 1) / count] for one, count in copies])
+    system = rows / np.array([one.step_s for one in told])[:, None]
+    model: Any = LinearRegression(positive=True, fit_intercept=False)
+    found = cast("Sequence[float]", model.fit(system, np.ones(len(told))).coef_)
+    a, b, c = (float(each) for each in found)
+    return Phases(a, b, c, scale, told[0].copy_ranks)
+
+
+def noise_scale(told: Sequence[Phase]) -> float:
+    """Return the mean noise scale of runs, by the steps that were watched.
+
+    Raises:   EstimateError: none was watched.
+    """
     watched = [one for one in told if one.watched and math.isfinite(one.scale)]
     if not watched:
         raise EstimateError(
             "no run tells how noisy its gradients are",
             hint="let one take 20 steps of two micro-batches or more",
         )
-    from sklearn.linear_model import LinearRegression  # pyright: ignore - no types
-
-    rows = np.array([[1.0, one.batch / one.ranks, (one.ranks - 1) / one.ranks] for one in told])
-    system = rows / np.array([one.step_s for one in told])[:, None]
-    model: Any = LinearRegression(positive=True, fit_intercept=False)
-    found = cast("Sequence[float]", model.fit(system, np.ones(len(told))).coef_)
     weight = sum(one.watched for one in watched)
-    scale = sum(one.scale * one.watched for one in watched) / weight
-    return Phases(float(found[0]), float(found[1]), float(found[2]), scale)
+    return sum(one.scale * one.watched for one in watched) / weight
+
+
+def phases_by_copies(told: Sequence[Phase]) -> list[Phases]:
+    """Return the phases for each number of ranks that copies have, the least first.
+
+    Raises:   EstimateError: as `phases`, of any of them.
+    """
+    if not told:
+        return [phases(told)]
+    scale, counts = noise_scale(told), sorted({one.copy_ranks for one in told})
+    return [phases([o for o in told if o.copy_ranks == count], scale) for count in counts]
+
+
+def crossover(options: Sequence[BatchOption], least: Least) -> int | None:
+    """Return the ranks from which on the best options are of copies with several ranks.
+
+    That is at this number of ranks and all larger ones; None where at the largest it is not so.
+    """
+    best = {
+        r: min((o for o in options if o.ranks == r), key=lambda o: o.score(least))
+        for r in {o.ranks for o in options}
+    }
+    found = None
+    for ranks in sorted(best, reverse=True):
+        if best[ranks].copy_ranks == 1:
+            break
+        found = ranks
+    return found

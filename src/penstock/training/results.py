@@ -243,6 +243,7 @@ def _noise(outcome: "Outcome", choice: Choice | None) -> dict[str, float]:
         "noise_scale_samples": found.scale,
         "noise_scale_steps": found.steps,
         "noise_scale_batch": found.batch,
+        "copy_ranks": choice.plan.total_ranks // choice.plan.replicas,
         "noise_scale_double": steps_needed(1.0, found.batch, found.scale, other=2 * found.batch),
     }
 
