@@ -5677,8 +5677,8 @@ BREAKS = (
     Break(
         "dearest_first",
         "cli/fleet_batch.py",
-        "one.seconds if flags.objective",
-        "-one.seconds if flags.objective",
+        "key=lambda one: one.score(flags.objective)",
+        "key=lambda one: [-each for each in one.score(flags.objective)]",
         ("tests/cli/test_fleet_batch.py",),
         "the slowest ranks and batch are named first",
     ),
