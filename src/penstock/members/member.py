@@ -32,7 +32,7 @@ from penstock.device import here
 from penstock.errors import PenstockError, RunError
 from penstock.heap import keep_freed_memory
 from penstock.members.failing import failed_by, is_in_update, may_be_saved
-from penstock.members.guard import Guardian
+from penstock.members.guard import Guardian, OwnRecords
 from penstock.members.mesh import SILENT_S, Mesh
 from penstock.members.moving import held_row, move, moves_to
 from penstock.members.own_fault import own_fault_in
@@ -198,7 +198,7 @@ class _State:
     """
 
     done: int
-    holders: tuple[Rank | Guardian, ...] = ()
+    holders: tuple[Rank | Guardian | OwnRecords, ...] = ()
     scale: dict[str, object] = field(default_factory=dict[str, object])
     finish: Callable[[], None] = lambda: None
     undo: Callable[[], None] = lambda: None
@@ -207,23 +207,23 @@ class _State:
         """Return what tensors there are, and plain values, by key, as a checkpoint has them."""
         rows, plain = dict[str, HeldTensor](), dict[str, object]()
         for one in self.holders:
-            if isinstance(one, Guardian):
-                more, values = one.catalog(self.done)
-            else:
+            if isinstance(one, Rank):
                 tensors, values = _state_of(one)
                 more = {key: held_row(key, value) for key, value in tensors.items()}
+            else:
+                more, values = one.catalog(self.done)
             rows |= more
             plain |= values
         return rows, plain | self.scale
 
     def tensors(self, wanted: AbstractSet[str]) -> dict[str, Tensor]:
-        """Return tensors by key: all of the ranks, and the guards' where they are `wanted`."""
+        """Return tensors by key: all of the ranks, and what records make where it is `wanted`."""
         found = dict[str, Tensor]()
         for rank in (one for one in self.holders if isinstance(one, Rank)):
             found |= _state_of(rank)[0]
-        for guard in (one for one in self.holders if isinstance(one, Guardian)):
+        for records in (one for one in self.holders if not isinstance(one, Rank)):
             if wanted - found.keys():
-                found = {**guard.tensors(self.done), **found}
+                found = {**records.tensors(self.done), **found}
         return found
 
 
@@ -336,6 +336,8 @@ class RunMember:
         if vote is not None and is_in_update(vote, self._state.done):
             self._newest = self._counted(view, vote)
             self._spoil()
+        elif any(isinstance(one, OwnRecords) for one in self._state.holders):
+            self._spoil()
         self.outside.says("the job fails: a checkpoint is written first")
         self._abort()
         if self._saver is not None:
@@ -357,7 +359,7 @@ class RunMember:
             own = (guard,) if guard is not None and kept else ()
             self._state = _State(state.done + 1, own, state.scale)
 
-        own = () if guard is None else (guard,)
+        own = tuple(one for one in state.holders if not isinstance(one, Rank))
         self._state = _State(state.done, own, state.scale, without_update, state.undo)
 
     def _end_failed(self, view: View) -> None:
@@ -399,6 +401,9 @@ class RunMember:
         everyone = tuple(range(transport.num_ranks))  # all have what they need when this is over
         came = sum(map(int, transport.all_gather_bytes(str(came + more).encode(), everyone)))
         self._guard = guard  # whose ward has written all that it begins with
+        if guard is not None and guard.may_take_back():
+            vote.updates_first = True
+            bound = {key: [*calls, _word_heard(vote)] for key, calls in bound.items()}
         self._settle_in(rank, view.step)
         self.mesh.forget(view.generation)
         left, attempt = range(view.step, self.pilot.last_step), f"-{view.generation}"
@@ -407,7 +412,7 @@ class RunMember:
         vote.slow = partial(self._slowness, steps)
         note = self._noting(self._event(view, came))
         self._begins(view, steps)
-        held = partial(worker.held_tensors, rank)
+        held = partial(self._held, rank)
         try:
             with leaving(task.policy.folder, transport, rank.peers, held):
                 return steps.run(self, note)
@@ -415,6 +420,13 @@ class RunMember:
             self._slow = self._slowness(steps)
             self._abort_unless_over(steps)
             steps.close()
+
+    def _held(self, rank: Rank) -> Mapping[str, Tensor]:
+        """Return weights and buffers of a rank by key, before an update that is taken back."""
+        for one in self._state.holders:
+            if isinstance(one, OwnRecords):
+                return worker.named_as_held(one.tensors(self._state.done))
+        return worker.held_tensors(rank)
 
     def _begins(self, view: View, steps: GenerationSteps) -> None:
         """Tell again what a first member that died may not have written down."""
@@ -832,6 +844,14 @@ class RunMember:
         self._hold(rank, told.step + 1)
         self._report(told)
 
+    def takes_back(self) -> None:
+        """Hold what there was before the step that this rank has updated by: it may not count."""
+        guard = self._guard
+        assert guard is not None, "it has the records"
+        state = self._state
+        own = guard, guard.own_records()
+        self._state = _State(state.done, own, state.scale, state.finish, state.undo)
+
     def late(self, rank: Rank, step: int) -> None:
         """Note that the update of a step was made after its generation had ended."""
         self._reads.clear()
@@ -865,6 +885,12 @@ class RunMember:
 
 def _nothing() -> None:
     """Note nothing: another rank does."""
+
+
+def _word_heard(vote: Vote) -> Bound:
+    """Return the call behind the last one of a step that waits until it counts."""
+    everyone = tuple(range(vote.rank.transport.num_ranks))
+    return Bound(vote.end, "collective", "reduce", -1, 0, ranks=everyone)
 
 
 def _bound(rank: Rank, task: Task) -> dict[int, list[Bound]]:
