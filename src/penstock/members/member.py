@@ -393,28 +393,25 @@ class RunMember:
         bound, program = _bound(rank, task), task.windows.programs[0]
         came = self._load(view, rank)
         guard, more = self._guarded(rank, program, view.step)
-        if task.policy.folder is not None and position == 0:
-            if view.generation == 1:  # later ones may be completing what was begun
-                checkpoint.discard(task.policy.folder)
-            forget(task.policy.folder)
+        if position == 0:
+            _discard_older(view, task.policy.folder)
         self._hold(rank, view.step, keep=True)
         everyone = tuple(range(transport.num_ranks))  # all have what they need when this is over
         came = sum(map(int, transport.all_gather_bytes(str(came + more).encode(), everyone)))
         self._guard = guard  # whose ward has written all that it begins with
-        if guard is not None and guard.may_take_back():
-            vote.updates_first = True
-            bound = {key: [*calls, _word_heard(vote)] for key, calls in bound.items()}
+        vote.updates_first = guard is not None and guard.may_take_back()
         self._settle_in(rank, view.step)
         self.mesh.forget(view.generation)
         left, attempt = range(view.step, self.pilot.last_step), f"-{view.generation}"
+        if vote.updates_first:
+            bound = {key: [*calls, _word_heard(vote)] for key, calls in bound.items()}
         steps = GenerationSteps(rank, task, vote, bound, left, attempt)
         steps.watch.saver = self._saving(task, transport, view, before)
         vote.slow = partial(self._slowness, steps)
         note = self._noting(self._event(view, came))
         self._begins(view, steps)
-        held = partial(self._held, rank)
         try:
-            with leaving(task.policy.folder, transport, rank.peers, held):
+            with leaving(task.policy.folder, transport, rank.peers, partial(self._held, rank)):
                 return steps.run(self, note)
         finally:
             self._slow = self._slowness(steps)
@@ -425,7 +422,8 @@ class RunMember:
         """Return weights and buffers of a rank by key, before an update that is taken back."""
         for one in self._state.holders:
             if isinstance(one, OwnRecords):
-                return worker.named_as_held(one.tensors(self._state.done))
+                tensors, kinds = one.tensors(self._state.done), ("weights/", "buffers/")
+                return {key: value for key, value in tensors.items() if key.startswith(kinds)}
         return worker.held_tensors(rank)
 
     def _begins(self, view: View, steps: GenerationSteps) -> None:
@@ -885,6 +883,14 @@ class RunMember:
 
 def _nothing() -> None:
     """Note nothing: another rank does."""
+
+
+def _discard_older(view: View, folder: Path | None) -> None:
+    """Remove what an earlier run has left unfinished, and what ranks of it left."""
+    if folder is not None:
+        if view.generation == 1:  # later ones may be completing what was begun
+            checkpoint.discard(folder)
+        forget(folder)
 
 
 def _word_heard(vote: Vote) -> Bound:

@@ -452,13 +452,8 @@ def _lacks_room(before: Task, after: Task) -> bool:
 def held_tensors(rank: Rank) -> Mapping[str, Tensor]:
     """Return weights and buffers by key, as they are at any moment."""
     held = (weights.state()[0].items() for weights in rank.weights.values())
-    return named_as_held({key: value for state in held for key, value in state})
-
-
-def named_as_held(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Return of the tensors of a checkpoint those that are weights and buffers."""
     kinds = "weights/", "buffers/"
-    return {key: value for key, value in tensors.items() if key.startswith(kinds)}
+    return {key: value for state in held for key, value in state if key.startswith(kinds)}
 
 
 def rank_of(
