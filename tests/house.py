@@ -21,8 +21,8 @@ BEHIND = {  # lines that may stand behind a module
     "schedule.one_f_one_b": 2_530,  # since a file that is gone is named
     "program.program": 5_342,  # since a server updates as gradients come
     "simulate.simulate": 13_520,  # since a server updates as gradients come
-    "runtime.worker": 35_035,  # since sums can be begun
-    "training.train": 105_990,  # since members take updates back whose steps do not count
+    "runtime.worker": 35_045,  # since gradients of weights that a hook took out are dropped
+    "training.train": 106_030,  # since files are noticed that a job reads and changes
 }
 _RUNNING = (
     "runtime",

@@ -195,6 +195,9 @@ ONE = "def {}(){}: return make(num_steps=7)\n"
         ONE.format("job", " -> ps.Job") + "def other() -> ps.Job: return make()\n",
         ONE.format("one", " -> ps.Job") + "def _private() -> ps.Job: return make()\n",
         ONE.format("one", " -> ps.Job") + "def helper(): return make()\n",
+        "job = make(num_steps=7)\ndef helper(): return make()\n",
+        "from functools import partial\njob = partial(make, num_steps=7)\n",
+        "job = make()\n" + ONE.format("tiny_job", ""),
     ],
 )
 def test_file_without_a_name_gives_its_job(write, body: str) -> None:

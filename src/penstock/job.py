@@ -413,7 +413,8 @@ def load_job(text: str) -> Job:
 
     What follows ` -- ` in it are arguments of the script, which reads them in `sys.argv`.
     The name is that of a function that returns a Job.  Without one it is the function called
-    `job` or `main_job`; else the only one that is annotated `-> Job` or called `..._job`.
+    `job` or `main_job`; else the only one that is annotated `-> Job` or called `..._job`; else what
+    is called `job`: a Job, or a function of another module.
     As under `python path/to/file.py`, modules beside the file can be imported by it.
 
     Raises:   JobError: there is no such file, module or function, it raises, or what it returns
@@ -570,7 +571,7 @@ def _named(module: ModuleType, place: str, name: str) -> Callable[[], object] | 
     raise JobError(f"{place} {problem}", hint=hint)
 
 
-def _only(module: ModuleType, place: str) -> FunctionType:
+def _only(module: ModuleType, place: str) -> Callable[[], object] | Job:
     functions = _public_functions(module)
     called_job = [name for name in functions if name in ("job", "main_job")]
     jobs = [
@@ -585,6 +586,9 @@ def _only(module: ModuleType, place: str) -> FunctionType:
         listed = ", ".join(dict.fromkeys(called_job + jobs))
         message = f"{place} has several jobs: {listed}"
         raise JobError(message, hint=f"name one: {place}:{(called_job or jobs)[0]}")
+    value = getattr(module, "job", None)
+    if isinstance(value, Job) or callable(value):  # made at the top, or imported
+        return value
     message = f"{place} has no function called job, and none annotated -> Job"
     listed = f"name the function that returns the Job, as in {place}:name"
     if functions:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from penstock.choose.store import keep, kept, key_of
+from penstock.errors import JobError
 from penstock.examine.examine import examine
 from penstock.examine.surroundings import NOTES, is_as_then, noting
 from penstock.job import load_job
@@ -34,6 +35,8 @@ def _nothing_noted(monkeypatch, tmp_path):
     monkeypatch.setattr(NOTES, "values", {})
     monkeypatch.setattr(NOTES, "lines", {})
     monkeypatch.setattr(NOTES, "_own", set())
+    monkeypatch.setattr(NOTES, "_made", set())
+    monkeypatch.setattr(NOTES, "written", {})
     monkeypatch.setenv("CONFIG", "off")
     monkeypatch.chdir(tmp_path)
 
@@ -230,6 +233,79 @@ def test_examining_tells_what_data_model_and_loss_have_read(tmp_path):
     assert not examine(replace(job, data=data, model=model)).failed
     names = {f"file {tmp_path / 'config'}", f"file {tmp_path / 'aside.py'}", "environment CONFIG"}
     assert names <= read()
+
+
+def counts_in_json(path):
+    count = json.loads(path.read_text())
+    path.write_text(json.dumps(count + 1))
+    return count
+
+
+def fades(path):
+    rows = np.memmap(path, np.uint8, "r+")
+    rows[0] = rows[0] % 199 + 1
+    return int(rows[0])
+
+
+def grows(path):
+    with path.open("a") as log:
+        log.write("1")
+    return len(path.read_text())
+
+
+def counts_in_a_base(path):
+    base = sqlite3.connect(path)
+    base.execute("update rows set k = k + 1")
+    base.commit()
+    (count,) = base.execute("select k from rows").fetchone()
+    base.close()
+    return count
+
+
+def job_that_reads(tmp_path, look):
+    def data(start):
+        while True:
+            yield torch.ones(2, 3) * look(tmp_path / "config")
+
+    return replace(loaded(tmp_path, "A = 1"), data=data)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize("look", [counts_in_json, fades, grows, counts_in_a_base])
+def test_a_file_that_the_job_reads_and_changes_is_refused_with_the_line(look, tmp_path):
+    (as_base if look is counts_in_a_base else as_json)(tmp_path / "config", 3)
+    job = job_that_reads(tmp_path, look)
+    with pytest.raises(JobError, match=r"test_surroundings.py:\d+ writes into .*config, which"):
+        examine(job)
+    assert not examine(job, check=False).failed
+
+
+def only_logs(path):
+    with path.open("a") as log:
+        log.write("1")
+    return 1.0
+
+
+def only_maps(path):
+    return float(np.memmap(path, np.uint8, "r+")[0])
+
+
+def makes_when_missing(path):
+    cache = path.with_suffix(".npy")
+    if not cache.exists():
+        np.save(cache, np.ones(3))
+    return float(np.load(cache, mmap_mode="r+")[0])
+
+
+def begins_anew(path):
+    path.write_text(f"7{path.stat().st_mtime_ns}")
+    return float(path.read_text()[0])
+
+
+@pytest.mark.parametrize("look", [only_logs, only_maps, makes_when_missing, begins_anew])
+def test_a_file_that_is_only_written_or_made_by_the_job_itself_is_none_of_it(look, tmp_path):
+    as_json(tmp_path / "config", 3)
+    assert not examine(job_that_reads(tmp_path, look)).failed
 
 
 def test_functions_of_python_are_themselves_again_afterwards(tmp_path):

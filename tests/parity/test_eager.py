@@ -426,6 +426,39 @@ def thawing(by):
     return replace(made, clip_norm=None)
 
 
+def test_weight_that_a_hook_takes_out_of_the_module_gets_no_old_gradient_again(tmp_path):
+    """Two layers tied after the second step: the optimizer keeps the weight that nobody uses."""
+    job, taken = tying()
+    task = EagerTask(job, 0, STEPS, policy=SavePolicy(tmp_path))
+    run_threads(partial(work_eagerly, task), 1, Steps(job.micro_batches).add)
+    plain, expected = tying()
+    plain_weights(plain)
+    assert torch.equal(taken[-1], expected[-1])
+
+
+def tying():
+    job, built, taken = choosing("sgd"), [], []
+
+    def model():
+        built.append(Choosing().double())
+        return built[-1]
+
+    def optimizer(weights):
+        made, steps = torch.optim.SGD(weights, lr=0.1, momentum=0.9), itertools.count(1)
+
+        def tie(*_):
+            if next(steps) == 2:
+                first, second = built[-1].layers
+                taken.append(second.weight)
+                second.weight = first.weight
+
+        made.register_step_post_hook(tie)
+        return made
+
+    still = {"clip_norm": None, "learning_rate": lambda step: 1.0}
+    return replace(job, model=model, optimizer=optimizer, **still), taken
+
+
 def plain_weights(job):
     model = build_model(job)
     optimizer, data = job.optimizer(list(model.parameters())), job.data(0)

@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from penstock.errors import JobError, PenstockError
@@ -83,24 +84,34 @@ def examine(job: Job, *, check: bool = True) -> Examined:
     check:    whether to look for what a trace would lose, too.
     Raises:   RunError: the process died.
     """
-    return typed(Examined, _noted_apart(lambda: _examined(job, check=check).to_json()))
+    call = partial(_examined, job, check=check)
+    return typed(Examined, _noted_apart(lambda: call().to_json(), check=check))
 
 
-def _noted_apart(call: Callable[[], Any]) -> Any:
-    """Return what a process of its own returns; what the job reads there is noted here."""
+def _noted_apart(call: Callable[[], Any], *, check: bool = True) -> Any:
+    """Return what a process of its own returns; what the job reads there is noted here.
+
+    check:    whether it may not change the files that it reads.
+    """
     is_fork = can_fork()
 
     def noted() -> list[Any]:
         streams = replaced_streams(NOTES.pipes) if is_fork else []
         with noting(in_fork=is_fork):
             found = call()
-        return [found, NOTES.taken(), streams_read(streams)]
+        return [found, NOTES.taken(), streams_read(streams), NOTES.changed()]
 
-    found, read, streams = apart(noted)
+    found, read, streams, changed = apart(noted)
     if streams:
         raise refusal(streams)
+    if changed and check:
+        message = f"{changed[0]}, which it reads: it is another one since the job was looked at"
+        raise JobError(message, hint=_COPY)
     NOTES.add(read)
     return found
+
+
+_COPY = "put the file back, and let the job read it only, or keep in memory what changes"
 
 
 def examine_optimizer(job: Job, captured: Capture) -> tuple[str, bool]:

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, final
 
-from penstock.examine.queries import is_between, is_ours
+from penstock.examine.queries import is_between, is_ours, text_of
 from penstock.examine.streams import Pipe, pipes
 from penstock.job import is_users
 
@@ -50,14 +50,17 @@ class Notes:
         self.values: dict[str, str] = {}
         self.lines: dict[str, Line] = {}
         self.pipes: set[Pipe] = set()  # opened while the job was loaded
+        self.written: dict[str, tuple[Line, str]] = {}  # files that were there, before it writes
         self._own: set[str] = set()  # what the code itself has set
+        self._made: set[str] = set()  # files that the code itself has begun anew
+        self._looks = False  # whether it is this that opens a file now
 
     def note(self, what: str, value: Callable[[], str] | None = None) -> None:
         """Note that somebody reads `what`, if that is the job's code; `value` returns its value.
 
         Of a file the value is that at the end.
         """
-        if what in self.values or what in self._own:
+        if self._looks or what in self.values or what in self._own:
             return
         line = _asker(sys._getframe(1), of_file=value is None)  # pyright: ignore[reportPrivateUsage]
         if line is not None and (is_users(line[0]) or not what.startswith(THERE)):
@@ -74,6 +77,32 @@ class Notes:
         """Note that the code sets it: what it reads later comes from its source."""
         if what not in self.values:
             self._own.add(what)
+
+    def note_written(self, path: str, *, anew: bool) -> None:
+        """Note that somebody opens a file to write it, if that is the job's code.
+
+        anew:     nothing of it stays: what is read of it later comes from the code.
+        """
+        if path in self.written or path in self._made:
+            return
+        line = _asker(sys._getframe(1), of_file=True)  # pyright: ignore[reportPrivateUsage]
+        if line is None:
+            return
+        self._looks = True
+        before = _of_file(path)
+        self._looks = False
+        if before == _NOTHING or (anew and f"{_FILE}{path}" not in self.values):
+            self._made.add(path)
+        else:
+            self.written[path] = line, before
+
+    def changed(self) -> list[str]:
+        """Return which files the job's code has read and changed, each with the line."""
+        return [
+            f"{text_of(line)} writes into {path}"
+            for path, (line, before) in self.written.items()
+            if f"{_FILE}{path}" in self.values and _of_file(path) != before
+        ]
 
     def add(self, values: Mapping[str, str]) -> None:
         """Note what another process has read, or what was read before."""
@@ -220,9 +249,17 @@ def _of_name(name: str) -> str:
 def _note_file(path: object, mode: object = "r", *_: object, **more: object) -> None:
     mode = more.get("mode", mode)
     if isinstance(mode, int):  # flags of os.open
-        mode = "r" if mode & os.O_ACCMODE == os.O_RDONLY else "w"
-    if not {*str(mode)} & {*"wax"}:
+        mode = _mode_of(mode)
+    if {*str(mode)} & {*"wax+"}:
+        _note_written(path, anew="w" in str(mode))
+    if not {*str(mode)} & {*"wax"} or "+" in str(mode):
         _note(_FILE, path)
+
+
+def _mode_of(flags: int) -> str:
+    if flags & os.O_TRUNC:
+        return "w"
+    return {os.O_RDONLY: "r", os.O_RDWR: "r+"}.get(flags & os.O_ACCMODE, "a")
 
 
 def _note_folder(path: object = ".", *_: object, **__: object) -> None:
@@ -238,6 +275,13 @@ def _note(kind: str, path: object) -> None:
         absolute = os.path.abspath(os.fsdecode(path))  # pyright: ignore[reportUnknownArgumentType]
         if _is_input(absolute):
             NOTES.note(f"{kind}{absolute}")
+
+
+def _note_written(path: object, *, anew: bool) -> None:
+    if isinstance(path, str | bytes | os.PathLike):
+        absolute = os.path.abspath(os.fsdecode(path))  # pyright: ignore[reportUnknownArgumentType]
+        if _is_input(absolute):
+            NOTES.note_written(absolute, anew=anew)
 
 
 _LOOKUPS: dict[tuple[Any, str], Callable[..., None]] = {
@@ -279,7 +323,7 @@ def _audited(event: str, arguments: tuple[Any, ...]) -> None:
         path, mode, flags = arguments
         _note_file(path, flags if mode is None else mode)
     elif event == "sqlite3.connect":
-        _note_file(arguments[0])
+        _note_file(arguments[0], "r+")
 
 
 def _of_file(path: str) -> str:

@@ -33,7 +33,7 @@ from penstock.job import Job
 from penstock.prove.rounded import Rounded, StepInputs
 from penstock.prove.rounded_sums import RoundedSums
 from penstock.runtime.eager import load_model
-from penstock.state.optimizer.clearing import LEFT, has_own_zero_grad
+from penstock.state.optimizer.clearing import LEFT, clear, has_own_zero_grad
 from penstock.state.optimizer.rates import options_of, put_options
 from penstock.state.optimizer.updates import SEED
 from penstock.state.optimizer_state import ExtraState, put_state, take_state
@@ -90,7 +90,7 @@ class Plain:
         Raises:   RunError: the data ended.
         """
         losses: list[Tensor] = []
-        self.model.zero_grad()
+        clear(self.model, self.parameters)
         for index, batch in self._micro_batches(step):
             if self.rounded is None:
                 loss = self._eagerly(index, batch, backward=backward)

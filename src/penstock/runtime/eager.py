@@ -57,6 +57,7 @@ from penstock.state.carried_buffers import Carried, in_order
 from penstock.state.laws.buffers import Laws, buffer_laws
 from penstock.state.laws.norms import ALONE, as_often
 from penstock.state.loss_scale import LEAST, LossScale
+from penstock.state.optimizer.clearing import clear
 from penstock.state.optimizer.optimizer import Optimizers, eager_updates
 from penstock.state.python_state import (
     chance,
@@ -312,7 +313,7 @@ class EagerRank:
         self.figures.clear()
         if self.written is not None:
             self.written.begin(step * self.job.micro_batches)
-        self.model.zero_grad()
+        clear(self.model, self.named)
         self.updates.begin(step)
         self.marks = [time.perf_counter()]
         for bound in self.calls:

@@ -23,6 +23,14 @@ def has_own_zero_grad(optimizer: Optimizer) -> bool:
     return "zero_grad" in vars(optimizer) or type(optimizer).zero_grad is not Optimizer.zero_grad
 
 
+def clear(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
+    """Drop the gradients of a model and of parameters that it was built with: the optimizer has
+    them still where code of the job has taken one out of it."""
+    model.zero_grad()
+    for parameter in parameters.values():
+        parameter.grad = None
+
+
 class LeftError(JobError):
     """What zero_grad leaves cannot be added to gradients that are clipped."""
 
