@@ -19,6 +19,8 @@ way    replicate         each replica has all tables
        half | half       no replicas: cut at the first product of the top network, or before it
 
 predicted_s, measured_s    of a step; measured: the median of the rounds' medians
+searched_s predicted of the plan that the search finds with no way named; `searched`: that, beside
+           the way that is predicted best
 error      of all ways of a size and link: geometric mean of how far predicted / measured is from 1
 is_best    whether the way that is predicted best is the one that is measured best, or takes at most
            2 % longer; `regret`: how much longer it takes
@@ -60,7 +62,7 @@ from penstock.plan import Plan, Sharding, plan_by_hand
 from penstock.profile import Profile
 from penstock.profile.measure import measure
 from penstock.runtime.launch import join_torchrun, on_one_host, torchrun_store
-from penstock.search import evaluate
+from penstock.search import Fixed, evaluate, search
 from penstock.transport import Transport
 from penstock.transport.shared_memory import SharedMemoryTransport
 
@@ -287,16 +289,27 @@ class Known(NamedTuple):
         return evaluate(captured.graph, (own,), cluster, plan)[0].step_s
 
 
+def searched_s(captured: Capture, profile: Profile, cluster: Cluster) -> float:
+    """Return the predicted seconds of the plan on both ranks that the search finds by itself."""
+    fixed = Fixed(ranks=RANKS)
+    found = search(captured.graph, profile, cluster, micro_batches=MICRO_BATCHES, fixed=fixed)
+    assert found.plan.predicted is not None, "a search predicts"
+    return found.plan.predicted.step_s
+
+
 def rows_of(
     known: Known, link: str, cluster: Cluster, rounds: Rounds, places: Sequence[Place]
 ) -> Iterator[Row]:
     """Yield a row for each way of one size over one link."""
     plans = [one.plan for one in known.ways.values()]
     took = measured_s(known.size, plans, rounds, places)
+    whole = known.ways["replicate"].captured
+    profile = replace(known.profiles[whole.graph.digest], kind=cluster.hosts[0].device)
+    alone_s = searched_s(whole, profile, cluster)
     for way, seconds in zip(known.ways, took, strict=True):
         step_s = known.predicted_s(way, cluster)
         own = {"size": str(known.size), "link": link, "way": way}
-        yield {**own, "predicted_s": step_s, "measured_s": seconds}
+        yield {**own, "predicted_s": step_s, "measured_s": seconds, "searched_s": alone_s}
 
 
 def summary(rows: Sequence[Row]) -> list[Row]:
@@ -308,11 +321,14 @@ def summary(rows: Sequence[Row]) -> list[Row]:
         picked = min(own, key=lambda row: float(row["predicted_s"]))
         regret = float(picked["measured_s"]) / float(best["measured_s"]) - 1
         words = {"best": str(best["way"]), "predicted_best": str(picked["way"])}
-        about = {"regret": regret, "is_best": regret <= NEAR}
+        beside = float(own[0]["searched_s"]) / float(picked["predicted_s"])
+        about = {"regret": regret, "is_best": regret <= NEAR, "searched": beside}
         found.append({"size": key[0], "link": key[1], "error": error_of(own), **words, **about})
     share = sum(bool(row["is_best"]) for row in found) / len(found)
     regrets = [float(row["regret"]) for row in found]
+    searched = max(float(row["searched"]) for row in found)
     everything = {"error": error_of(rows), "is_best": share, "regret": max(regrets)}
+    everything["searched"] = searched
     return [*found, {"size": "all", "link": "all", **everything}]
 
 
@@ -364,7 +380,8 @@ def main() -> None:
     for row in found:
         words = "" if "best" not in row else f"{row['predicted_best']} for {row['best']}"
         figures = (
-            f"error {100 * float(row['error']):.1f} %, regret {100 * float(row['regret']):.1f} %"
+            f"error {100 * float(row['error']):.1f} %, regret {100 * float(row['regret']):.1f} %, "
+            f"searched {float(row['searched']):.3f} of the best way"
         )
         print(f"{row['size']:45} {row['link']:9} {figures}, best {row['is_best']} {words}")
 

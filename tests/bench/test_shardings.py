@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from bench import shardings as bench
-from penstock.cluster import Cluster
+from penstock.cluster import Cluster, DeviceKind, Host, Link
 from penstock.graph.trace import capture
 from penstock.profile.estimate import estimated
 from penstock.search import evaluate
+from penstock.units import GiB
 
 SMALL = bench.DlrmSize((40, 8), 4, 6)
 
@@ -49,8 +50,9 @@ def test_data_begins_anywhere():
 
 
 def rows(*pairs):
+    of = {"size": "s", "link": "free"}
     return [
-        {"size": "s", "link": "free", "way": f"{at}", "predicted_s": a, "measured_s": b}
+        {**of, "way": f"{at}", "predicted_s": a, "measured_s": b, "searched_s": 0.5}
         for at, (a, b) in enumerate(pairs)
     ]
 
@@ -68,3 +70,20 @@ def test_a_pick_within_two_percent_of_the_best_counts():
         assert one["regret"] == pytest.approx(second - 1)
         assert (one["best"], one["predicted_best"]) == ("0", "1")
         assert all_of["is_best"] == float(is_best)
+        assert one["searched"] == all_of["searched"] == 0.5
+
+
+@pytest.mark.parametrize("bytes_per_s", [5e9, 1e8])
+def test_search_is_behind_no_way_to_spread_tables(bytes_per_s):
+    """Between fast ranks tables are copied, over a slow line they are on one: found unasked."""
+    kind = DeviceKind("d", 64 * GiB, (("float32", 50e9),), 10e9)
+    cluster = Cluster((kind,), (Host("h", "d", bench.RANKS),), Link(20e-6, bytes_per_s))
+    ways = bench.ways_of(capture(bench.job_of(bench.DlrmSize((20_000, 2_000), 32, 128))))
+    seconds = dict[str, float]()
+    for name, (plan, captured) in ways.items():
+        profile = estimated(captured.graph, kind, 2.0)
+        seconds[name] = evaluate(captured.graph, (profile,), cluster, plan)[0].step_s
+    whole = ways["replicate"].captured
+    found_s = bench.searched_s(whole, estimated(whole.graph, kind, 2.0), cluster)
+    assert found_s <= min(seconds.values()) * 1.02, seconds
+    assert (seconds["replicate"] < seconds["tables | rest"]) is (bytes_per_s > 1e9)
