@@ -3,7 +3,7 @@
 The schedule gives all ranks equal work: a stage at the border of two ranks is on both.  What work
 each stage is, is known once the plan is cut; it is measured, and rounded to two digits.
 
-Source:  000#3 LayerPipe, arXiv:2108.06629.
+Source:  LayerPipe, arXiv:2108.06629.
 """
 
 from dataclasses import replace
