@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 import penstock as ps
 from penstock.checkpoints import checkpoint
+from penstock.choose import known_shapes
 from penstock.choose.settle import NoPlanError
 from penstock.examine.examine import Examined
 from penstock.graph.trace import build_model
@@ -96,6 +98,39 @@ def test_steps_of_two_lengths_are_planned_and_proved_each_and_trained_as_by_a_lo
     tokens = [row["tokens_per_second"] * row["seconds"] for row in rows]
     lengths = [job.data.of.key_of(2 * step) for step in range(STEPS)]
     assert tokens == pytest.approx([2 * key.samples * key.length for key in lengths])
+
+
+def test_batches_padded_each_to_its_longest_are_shared_by_replicas_as_a_loop_makes_them(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(known_shapes, "LEAST_STEPS", 3)
+    drawn = torch.Generator().manual_seed(0)
+    rows = [torch.randint(1, 20, (n,), generator=drawn) for n in (3, 4, 2, 4, 7, 8, 5, 6) * 3]
+
+    def padded(texts):
+        x, labels = torch.zeros(4, max(map(len, texts)), dtype=torch.long), []
+        for row, text in zip(x, texts, strict=True):
+            row[: len(text)] = text
+            labels.append(torch.full_like(row, -100))
+            labels[-1][: len(text) - 1] = text[1:]
+        return {"x": x, "labels": torch.stack(labels)}
+
+    loader = DataLoader(rows, 4, collate_fn=padded)
+    sgd = lambda weights: torch.optim.SGD(weights, lr=0.1, momentum=0.9)  # noqa: E731
+    job, said = ps.Job(Tokens, loss_of, ps.from_loader(loader), sgd, num_steps=STEPS), list[str]()
+    about = {"ranks": 2, "stages": 1, "trial": False, "audit": "0", "listener": Saying(said)}
+    trained = ps.train(job, out=tmp_path, **about)
+    assert "8 micro-batches have 2 shapes: a plan of each" in said
+    assert trained.plan.replicas == 2
+    model, batches = build_model(job), job.data(0)
+    optimizer = sgd(model.parameters())
+    for _ in range(STEPS):
+        loss_of(model, next(batches)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for name, value in model.named_parameters():
+        weight = trained.outcome.weights[f"weights/{name}"]
+        torch.testing.assert_close(weight, value, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("elastic", "strict"), [(True, False), (False, True), (False, False)])

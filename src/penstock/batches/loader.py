@@ -28,6 +28,7 @@ from torch.utils.data import (
 from penstock.batches.as_made import AsMade
 from penstock.batches.by_number import Map
 from penstock.batches.by_sampler import BySampler
+from penstock.batches.by_shape import ByShape
 from penstock.batches.how import Batching, Collate, Last, named
 from penstock.batches.last_short import LastShort
 from penstock.batches.packed import Packed
@@ -129,7 +130,7 @@ def _by_number(dataset: Any, how: Batching, *, shuffle: bool) -> Map | LastShort
 
 def epoch_of(data: Data) -> tuple[int, int]:
     """Return the samples of a micro-batch, and how many an epoch has; 0: nobody knows."""
-    while isinstance(data, WeightedData | PlacedData):
+    while isinstance(data, WeightedData | PlacedData | ByShape):
         data = data.of
     if isinstance(data, Map | LastShort | Packed):
         return data.how.batch_size, len(data)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import count, islice
 from typing import final
 
+from penstock.batches.by_shape import ByShape
 from penstock.batches.reads import Data, ReadNumbers, started
 from penstock.job import Batch, Job
 from penstock.keyed import Keyed, keyed
@@ -74,3 +75,12 @@ def keys_of(job: Job) -> dict[Hashable, int]:
         return {}
     rows = sorted(known.keys.items(), key=lambda row: -row[1])
     return dict(rows)
+
+
+def is_by_shape(job: Job) -> bool:
+    """Return whether the shapes of a job's data are those of one run, which a longer one may not
+    have alike.
+    """
+    own = job.data.of if isinstance(job.data, WeightedData) else job.data
+    data = own.data if isinstance(own, OfKey) else own
+    return isinstance(data, ByShape)

@@ -56,12 +56,25 @@ class CheckOptions(NamedTuple):
 def examined(
     job: Job, text: str, care: CheckOptions, listener: Listener, *, num_steps: int = 0
 ) -> "Examined":
+    """Return what the job is found to be, and say by what it is trained where no plan is.
+
+    text, num_steps:  as of `found_of`.
+    Raises:   JobError: it can be trained only by the plain loop, and that is not wanted; or only in
+              the process that has loaded it.
+    """
+    found = found_of(job, text, care, listener, num_steps=num_steps)
+    heed(found, job, care, listener)
+    return found
+
+
+def found_of(
+    job: Job, text: str, care: CheckOptions, listener: Listener, *, num_steps: int = 0
+) -> "Examined":
     """Return what the job is found to be; what was found before is not examined again.
 
     text:       how the job was named; "": it was not, and nothing is kept.
     num_steps:  of the run, where that goes on beyond the job's own.
-    Raises:   JobError: it can be trained only by the plain loop, and that is not wanted; or only in
-              the process that has loaded it.
+    Raises:   JobError: it can be trained only in the process that has loaded it.
     """
     from penstock.choose.store import keep, kept, key_of
     from penstock.examine.data_check import check_here
@@ -77,6 +90,15 @@ def examined(
                 check_here(job, found.begins)
         if not found.failed:
             keep(key, "examined", found.to_json())
+    return found
+
+
+def heed(found: "Examined", job: Job, care: CheckOptions, listener: Listener) -> None:
+    """Say by what a job is trained where no plan is.
+
+    Raises:   JobError: it can be trained only by the plain loop, and that is not wanted.
+              NoPlanError: a plan is wanted.
+    """
     if found.one_process:
         if care.strict:
             hint = "fix that, or leave strict out: then the plain loop trains it, in one process"
@@ -92,7 +114,6 @@ def examined(
             listener.say(f"hint: {found.mend}")
         how = " with plain data parallelism" if job.micro_batches > 1 else ""
         listener.say(f"training it eagerly{how} instead")
-    return found
 
 
 def bounded(

@@ -78,6 +78,7 @@ from penstock.state.optimizer_state import nested
 from penstock.state.python_state import digests
 
 Line = tuple[str, int]
+UNLIKE = "micro-batches are unlike, and a plan is made for one kind"
 _PATIENCE_S = 600.0  # with a micro-batch
 _MOST_LATER, _LATER_S = 100, 0.2  # steps that are made with the last gradients
 _GRADIENT = "the gradient of "
@@ -171,7 +172,7 @@ def describe(found: Sequence[Impurity]) -> str:
     more = [f"  and {len(found) - 3} more"] if len(found) > 3 else []
     head = "the loss depends on more than weights and batch, which a traced step would freeze"
     if all(one.batch for one in found):
-        head = "micro-batches are unlike, and a plan is made for one kind"
+        head = UNLIKE
     return "\n".join([head, *rows, *more]) if found else ""
 
 

@@ -24,9 +24,11 @@ from penstock.choose.keys import (
     traced_keys,
     with_keys,
 )
+from penstock.choose.known_shapes import with_known_shapes
 from penstock.choose.prepare import machines
-from penstock.choose.settle import Checked, CheckOptions, NoPlanError, examined
+from penstock.choose.settle import Checked, CheckOptions, NoPlanError, examined, found_of, heed
 from penstock.errors import MemoryShortError
+from penstock.examine.impurities import UNLIKE
 from penstock.job import Job
 from penstock.keyed import kinds_of
 from penstock.search.shapes import Fixed
@@ -41,10 +43,15 @@ if TYPE_CHECKING:
 
 def plans_keys(session: "Session") -> bool:
     """Return whether the steps of a session have several shapes that a plan may have."""
+    return len(keys_of(session.job)) > 1 and may_plan_keys(session)
+
+
+def may_plan_keys(session: "Session") -> bool:
+    """Return whether a session can have plans for several shapes."""
     from penstock.processes.started import under_torchrun
 
     asked = session.elastic, session.goal, session.asked.policy, session.job.batch_by_ranks
-    return len(keys_of(session.job)) > 1 and not (any(asked) or under_torchrun())
+    return not (any(asked) or under_torchrun())
 
 
 def examined_job(session: "Session", care: CheckOptions) -> "Examined":
@@ -55,7 +62,10 @@ def examined_job(session: "Session", care: CheckOptions) -> "Examined":
     """
     about = care, session.listener
     if care.eager or not plans_keys(session):
-        found = examined(session.job, session.key, *about, num_steps=session.num_steps)
+        found = found_of(session.job, session.key, *about, num_steps=session.num_steps)
+        if not care.eager and _has_known_shapes(session, found):
+            return examined_job(session, care)
+        heed(found, session.job, *about)
         return found if care.eager else _of_one_shape(session, found, strict=care.strict)
     rows: list[Examined] = []
     for key in keys_of(session.job):
@@ -64,6 +74,21 @@ def examined_job(session: "Session", care: CheckOptions) -> "Examined":
         if rows[-1].failed or rows[-1].one_process or rows[-1].no_plan:
             return rows[-1]
     return rows[0]
+
+
+def _has_known_shapes(session: "Session", found: "Examined") -> bool:
+    """Return whether a job whose micro-batches are unlike has data that tells their shapes now."""
+    is_asked = may_plan_keys(session) and (session.fixed.ranks or 2) > 1
+    if not is_asked or not found.no_plan.startswith(UNLIKE) or keys_of(session.job):
+        return False
+    with session.listener.busy("looking at the shapes of all micro-batches"):
+        told = with_known_shapes(session.job, session.num_steps)
+    if told is None:
+        return False
+    session.tells_shapes(told)
+    kinds = len(keys_of(told))
+    session.listener.say(f"{session.num_steps:,} micro-batches have {kinds} shapes: a plan of each")
+    return True
 
 
 def _of_one_shape(session: "Session", found: "Examined", *, strict: bool) -> "Examined":

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from penstock.batches.one_key import is_by_shape
 from penstock.choose import trial
 from penstock.choose.choose import (
     Choice,
@@ -105,6 +106,8 @@ def kept_choice(terms: ChoiceTerms, captured: "Capture") -> Chosen | None:
         job, captured = for_plan(terms.job, plan, captured, terms.there.listener)
     except PlanError as problem:
         words = other_job(terms.folder, captured, problem)
+        if is_by_shape(terms.job) and words == problem.message:  # of its shapes another one is most
+            return None
         message = f"{terms.folder} holds the run of another job: {words}"
         hint = "give the folder of this job's run, or train without resume"
         raise PlanError(message, hint=hint) from problem

@@ -153,6 +153,10 @@ class Session:
         """Be a run of so many ranks that are there."""
         self.fixed = replace(self.fixed, ranks=ranks)
 
+    def tells_shapes(self, job: Job) -> None:
+        """Be a run of a job whose data tells the shape of each micro-batch."""
+        self.job, self.author = job, replace(self.author, data=job.data)
+
     def knows(self, found: "Examined | None") -> None:
         """Note what the job is found to be; None: another rank knows."""
         self.learned.found = found
