@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MOST_JOINED = 4  # micro-batches; more of them make the bubble of a short step too large
 _SMALLER = 2, 4, 8, 16
 _NEAR = 2  # times as many parts: more of them cost calls
-_FOR_A_RANK = 1, 4  # micro-batches: for replicas, and to fill a pipeline
+_FOR_A_RANK = (1, 4), (4, 2)  # micro-batches: for replicas, and to fill a pipeline; times as many
 
 
 def ways_to_join(job: Job) -> list[int]:
@@ -47,8 +47,8 @@ def ways_to_divide(job: Job, fixed: "Fixed", samples: int, ranks: int) -> list[F
     """
     if ranks < 2 or job.micro_batches >= 2 * ranks or not may_divide(job, fixed):
         return []
-    wanted = (math.ceil(ranks * each / job.micro_batches) for each in _FOR_A_RANK)
-    found = (next(_divisors(samples, max(2, parts)), 0) for parts in wanted)
+    wanted = ((math.ceil(ranks * each / job.micro_batches), most) for each, most in _FOR_A_RANK)
+    found = (next(_divisors(samples, max(2, parts), most), 0) for parts, most in wanted)
     return [Fraction(1, parts) for parts in dict.fromkeys(found) if parts]
 
 
@@ -81,9 +81,9 @@ def parts_alike(plan: Plan, samples: int, micro_batches: int) -> list[int]:
     return [*dict.fromkeys(found[:1] + even)]
 
 
-def _divisors(samples: int, least: int) -> Iterator[int]:
-    """Yield the divisors of a number from `least` to four times that: more parts cost calls."""
-    return (k for k in range(least, min(samples, 4 * least) + 1) if samples % k == 0)
+def _divisors(samples: int, least: int, times: int) -> Iterator[int]:
+    """Yield the divisors of a number from `least` to so many times that: more parts cost calls."""
+    return (k for k in range(least, min(samples, times * least) + 1) if samples % k == 0)
 
 
 def in_words(joined: Taken) -> str:
