@@ -68,7 +68,7 @@ ENDLESS = {
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a validation be read for as long as it takes here."""
-    for name in ("_READ_S", "_MADE_S"):
+    for name in ("_READ_S", "_MADE_S", "_TRIED_S"):
         monkeypatch.setattr(f"penstock.training.job_notices.{name}", LIMIT_S)
 
 
@@ -92,14 +92,48 @@ ENDS = {
     "a loader": lambda: DataLoader(HELD, 4),
     "an epoch": lambda: itertools.islice(ps.batches(HELD, 4)(0), 3),
     "a long one with a length": lambda: [next(data(0))] * 20_000,
-    "one that fails": lambda: iter([1 / 0]),
     "none": None,
 }
+FAILS = {"batches": lambda: iter([1 / 0]), "a later set": lambda: [[torch.ones(4, 3)]]}
 
 
 @pytest.mark.parametrize("name", ENDS)
-def test_validation_that_ends_or_fails_by_itself_is_not_refused(name: str) -> None:
+def test_validation_that_ends_is_not_refused(name: str) -> None:
     check_validation(job(ENDS[name]), "", SILENT)
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("what", ["batches", "a later set", "metrics", "loss", "best"])
+def test_validation_that_fails_is_refused_before_a_step(what: str) -> None:
+    own = job({"near": ENDS["a list"], "far": FAILS.get(what, ENDS["a loader"])})
+    changed = {
+        "metrics": {"metrics": refused},
+        "loss": {"loss": refused},
+        "best": {"best": "highest val_accuracy", "validate_every": 2},
+    }
+    own = replace(own, **changed.get(what, {}))
+    with pytest.raises(JobError) as caught:
+        check_validation(own, "", SILENT)
+    words = {
+        "batches": "division by zero",
+        "a later set": "cannot be multiplied",
+        "best": "by val_accuracy, which the validation does not give",
+    }
+    assert words.get(what, "no such figure") in caught.value.message
+    assert caught.value.hint
+    check_validation(own, "", SILENT, tries=False)
+
+
+@pytest.mark.usefixtures("patient")
+def test_trying_a_validation_leaves_nothing_behind() -> None:
+    asked = list[int]()
+
+    def held() -> Iterator[list[Tensor]]:
+        asked.append(1)
+        yield [torch.ones(4, 2)]
+
+    check_validation(job(held), "", SILENT)
+    assert not asked
 
 
 def test_validation_is_read_one_by_one_and_told_how_far() -> None:
@@ -145,7 +179,7 @@ def refused(model: nn.Module, batch: object) -> dict[str, float]:
 
 @pytest.mark.parametrize("what", ["metrics", "loss", "batches"])
 def test_validation_that_fails_after_the_run_ends_the_command_once_the_report_is_made(what) -> None:
-    own = job(ENDS["one that fails" if what == "batches" else "a list"])
+    own = job(FAILS["batches"] if what == "batches" else ENDS["a list"])
     weights = {f"weights/{name}": p for name, p in own.model().named_parameters()}
     if what != "batches":
         own = replace(own, **{what: refused})

@@ -33,7 +33,7 @@ def examine_job(session: "Session", checkpoint: Path | None) -> "Examined":
               run that goes on would begin anew what the job keeps.
     """
     check_replaced(Loaded(session.author, session.job), session.fixed.rules, session.listener)
-    check_validation(session.job, session.key, session.listener)
+    check_validation(session.job, session.key, session.listener, tries=session.care.check)
     care = session.care._replace(strict=session.is_strict())
     try:
         found = examined_job(session, care)

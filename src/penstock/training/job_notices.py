@@ -7,8 +7,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
@@ -17,59 +18,91 @@ import torch
 from penstock._compat import pytree
 from penstock.batches.loader import epoch_of
 from penstock.batches.reads import Endless
-from penstock.best import sets_of
+from penstock.best import best_of, sets_of
 from penstock.choose.store import keep, kept, key_of
-from penstock.errors import JobError, RunError
+from penstock.errors import JobError, PenstockError, RunError
 from penstock.examine.unlike_counts import words_of_counts
+from penstock.graph.functional import where
 from penstock.graph.summed_loss import sums_over_batch
-from penstock.graph.trace import Capture, build, loss_and_figures, loss_of
+from penstock.graph.trace import Capture, build, build_model, loss_and_figures, loss_of
 from penstock.graph.traced_constants import was_traced
 from penstock.graph.without_gradients import without_gradients
 from penstock.job import Job, is_users
 from penstock.listener import Listener
 from penstock.processes.child import Beat, can_fork, in_a_fork
-from penstock.runtime.validate import most_of, too_many, without_end
+from penstock.runtime.validate import most_of, too_many, validated, without_end
+
+log = logging.getLogger(__name__)
 
 _READ_S = 1.0  # for which the micro-batches of a validation are read beforehand
 _DEPTH, _MOST_LOOKED_AT = 4, 10_000  # of what a loss may have filled
 _NEAR = 0.02  # relative, of a loss of every sample twice to twice the loss
 _MADE_S = 3.0  # for which it may take to be made, or to yield one: then nobody waits for more
+_TRIED_S = 30.0  # for which the first micro-batch of each set may take to be validated
+_CORRECT = "correct that line; check=False begins without looking"
 
 
-def check_validation(job: Job, text: str, listener: Listener) -> None:
-    """Raise where a validation is found to have no end, before any step is made for it.
+def check_validation(job: Job, text: str, listener: Listener, *, tries: bool = True) -> None:
+    """Raise where a validation has no end, or fails, before any step is made for it.
 
-    It is read for a second in a process of its own, which keeps nothing; what has a length is not.
+    It is read for a second in a process of its own, which keeps nothing, and the first micro-batch
+    of each set is validated there with the weights that training begins with.
     text:     how the job was named.
-    Raises:   JobError: it yields more than a validation does, or goes on epoch after epoch.
+    tries:    whether it is validated too.
+    Raises:   JobError: it yields more than a validation does, goes on epoch after epoch, or fails.
     """
     if job.validation is None or not can_fork():
         return
     key = key_of(job, text, "validation")
     if kept(_SoonRead, key, "validation") is not None:
         return
-    with listener.busy("looking for the end of the validation"):
-        try:
-            problem = in_a_fork(lambda beat: _endless(job, beat), _MADE_S)
-        except RunError:  # it takes long, or fails: it does so in the run
-            return
-    if problem:
-        raise JobError(problem[0], hint=problem[1])
-    keep(key, "validation", {"within_s": _READ_S})
+    for words, look, limit_s in _LOOKS if tries else _LOOKS[:1]:
+        with listener.busy(words):
+            try:
+                problem = in_a_fork(partial(look, job), limit_s)
+            except RunError:  # it takes long, or its process dies: it does so in the run
+                return
+        if problem:
+            raise JobError(problem[0], hint=problem[1])
+    if tries:
+        keep(key, "validation", {"within_s": _READ_S})
 
 
 @dataclass(frozen=True, slots=True)
 class _SoonRead:
-    """No validation without an end was found within so many seconds."""
+    """No validation without an end was found within so many seconds; its first part is right."""
 
     within_s: float
 
 
+def _failing(job: Job, beat: Beat) -> list[str]:
+    """Return why the first micro-batch of a set cannot be validated, and the mend; [] if it can."""
+    model = build_model(job)
+    beat()
+    rows = {name: partial(_first_of, made) for name, made in sets_of(job.validation).items()}
+    try:
+        found = validated(replace(job, validation=rows.get("", rows)), model)
+        if found and job.validate_every:
+            best_of(job.best).of(found)
+    except PenstockError as problem:
+        return [problem.message, problem.hint or _CORRECT]
+    except Exception as problem:  # noqa: BLE001 - whatever the job's code raises
+        return [where(problem, "the validation fails"), _CORRECT]
+    return []
+
+
+def _first_of(made: Callable[[], Iterable[Any]]) -> list[Any]:
+    return list(islice(made(), 1))
+
+
 def _endless(job: Job, beat: Beat) -> list[str]:
     """Return why a validation does not end, and the mend; [] as far as a second tells."""
-    for made in sets_of(job.validation).values():
-        if problem := _endless_set(job, made, beat):
-            return problem
+    try:
+        for made in sets_of(job.validation).values():
+            if problem := _endless_set(job, made, beat):
+                return problem
+    except Exception:  # whatever the code of the job raises: the trial names its line
+        log.debug("the validation raises", exc_info=True)
     return []
 
 
@@ -89,6 +122,12 @@ def _endless_set(job: Job, made: Callable[[], Any], beat: Beat) -> list[str]:
             break
         beat()
     return []
+
+
+_LOOKS = (
+    ("looking for the end of the validation", _endless, _MADE_S),
+    ("trying the validation", _failing, _TRIED_S),
+)
 
 
 def words_before(job: Job, captured: Capture, lines: list[str], num_steps: int | None) -> list[str]:
