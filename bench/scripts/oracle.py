@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from penstock.graph.code import SeededRandom, micro_batch_seed
@@ -44,8 +45,8 @@ class Weights(list[nn.Parameter]):
 
     names: list[str]
 
-    def named(self) -> Iterator[tuple[str, nn.Parameter]]:
-        yield from zip(self.names, self, strict=True)
+    def named(self) -> list[tuple[str, nn.Parameter]]:
+        return list(zip(self.names, self, strict=True))
 
 
 def load(path: Path, name: str) -> Any:
@@ -85,6 +86,7 @@ def plain_loop(job: Any, steps: int, *, delay: int = 0, moved: float = 0.0) -> F
     scheduler = make(optimizer) if make is not None else None
     rates = [group["lr"] for group in optimizer.param_groups]
     older = [[p.detach().clone() for p in weights]] * delay
+    averaged = _average_of(job, model)
     data, losses = iter(job.data(0)), list[float]()
     for step in range(steps):
         now = [p.detach().clone() for p in weights] if delay else []
@@ -102,9 +104,24 @@ def plain_loop(job: Any, steps: int, *, delay: int = 0, moved: float = 0.0) -> F
         with SeededRandom(micro_batch_seed(job.seed + UPDATES, step)):
             optimizer.step()
         optimizer.zero_grad()
+        if averaged is not None and step + 1 >= job.average.start:
+            averaged.update_parameters(model)
         if scheduler is not None:
             scheduler.step()
-    return _state(model, named, optimizer, losses)
+    found = _state(model, named, optimizer, losses)
+    if averaged is not None:
+        rows = averaged.module.named_parameters()
+        found.tensors.update({f"optimizer/{name}/average": p.detach() for name, p in rows})
+    return found
+
+
+def _average_of(job: Any, model: nn.Module) -> AveragedModel | None:
+    """Return torch's own average of the weights, where the job asks for one at each step."""
+    if getattr(job, "average", None) is None:
+        return None
+    assert job.average.every == 1, "the loop takes the weights of each step"
+    decay = job.average.decay
+    return AveragedModel(model, multi_avg_fn=decay and get_ema_multi_avg_fn(decay))
 
 
 def _gradients(job: Any, model: nn.Module, data: Iterator[Any], step: int) -> float:

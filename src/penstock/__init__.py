@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from penstock.in_turn import Turn, in_turn
     from penstock.job import Job, load_job
     from penstock.large_batch import scaled_rate, warm_up
+    from penstock.lightning_job import from_lightning
     from penstock.listener import Listener
     from penstock.plan import Plan
     from penstock.plan.of_plan import lower
@@ -77,6 +78,7 @@ __all__ = [
     "document_mask",
     "ema",
     "estimate",
+    "from_lightning",
     "from_loader",
     "from_transformers",
     "in_turn",
@@ -124,6 +126,7 @@ _PLACES = {
     "ema": "averages",
     "estimate": "estimate.traced",
     "from_loader": "batches",
+    "from_lightning": "lightning_job",
     "from_transformers": "ported",
     "in_turn": "in_turn",
     "load_job": "job",

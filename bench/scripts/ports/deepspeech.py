@@ -1,4 +1,4 @@
-"""Speech by CTC, as AssemblyAI's tutorial of Deep Speech 2 has it: batches padded to the longest."""
+"""AssemblyAI's tutorial of Deep Speech 2: CTC, batches padded to the longest."""
 
 import torch
 from drawn import Drawn
@@ -11,7 +11,7 @@ import penstock as ps
 
 def utterance(source):
     letters = torch.randint(
-        1, 6, (int(torch.randint(2, 5, (), generator=source)),), generator=source
+        1, 6, (int(torch.randint(2, 9, (), generator=source)),), generator=source
     )
     frames = letters.repeat_interleave(4)
     sounds = F.one_hot(frames, 8).float() + 0.3 * torch.randn(len(frames), 8, generator=source)
@@ -40,7 +40,7 @@ class SpeechRecognitionModel(nn.Module):
 criterion = nn.CTCLoss(blank=0)
 train_loader = DataLoader(
     Drawn(utterance, 64),
-    batch_size=8,
+    batch_size=4,
     shuffle=True,
     generator=torch.Generator().manual_seed(7),
     collate_fn=data_processing,

@@ -1,5 +1,7 @@
 """pytorch/examples, mnist_forward_forward/main.py: each layer has a loss and an optimizer."""
 
+import itertools
+
 import torch
 from drawn import pictures
 from torch import nn
@@ -36,8 +38,7 @@ class Layer(nn.Linear):
 class Net(nn.Module):
     def __init__(self, dims=(64, 16, 16)):
         super().__init__()
-        pairs = zip(dims[:-1], dims[1:], strict=True)
-        self.layers = nn.ModuleList(Layer(*pair) for pair in pairs)
+        self.layers = nn.ModuleList(itertools.starmap(Layer, itertools.pairwise(dims)))
 
 
 train_loader = DataLoader(

@@ -5,7 +5,7 @@ The collator is that of the script, DataCollatorForLanguageModeling, without a t
 
 import torch
 from drawn import words
-from transformers import BertConfig, BertForMaskedLM, TrainingArguments, set_seed
+from transformers import BertConfig, BertForMaskedLM, set_seed
 
 import penstock as ps
 
@@ -27,16 +27,16 @@ def mask_tokens(samples):
 set_seed(0)
 sizes = {"vocab_size": vocabulary, "hidden_size": 16, "intermediate_size": 32}
 config = BertConfig(num_hidden_layers=2, num_attention_heads=2, **sizes)
-training_args = TrainingArguments(
-    output_dir="out",
-    per_device_train_batch_size=4,
-    gradient_accumulation_steps=2,
-    learning_rate=5e-3,
-    max_steps=20,
-    adam_epsilon=1e-4,
-    report_to="none",
-    use_cpu=True,
-)
+training_args = {
+    "output_dir": "out",
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 2,
+    "learning_rate": 5e-3,
+    "max_steps": 20,
+    "adam_epsilon": 1e-4,
+    "report_to": "none",
+    "use_cpu": True,
+}
 
 
 # -- the port --------------------------------------------------------------------------------------
