@@ -9,6 +9,7 @@ ZOO = Path(__file__).parent / "zoo"
 
 PLANS: Mapping[str, tuple[str, ...]] = {
     "default": ("--ranks", "2"),
+    "free": (),
     "1f1b": ("--schedule", "one_f_one_b", "--set", "stages=2"),
     "chimera": ("--schedule", "chimera", "--set", "stages=2"),
     "replicas": ("--schedule", "one_f_one_b", "--set", "stages=2", "--ranks", "4"),

@@ -102,7 +102,7 @@ class Bench:
             yield self._row(script, plan, loops[delay])
 
     def _row(self, script: Script, plan: str, loop: Found | str) -> Row:
-        out = self.folder / f"{script.about}-{script.name}-{plan}".replace(" ", "_")
+        out = self.out_of(script, plan)
         shutil.rmtree(out, ignore_errors=True)
         start = time.perf_counter()
         ran = self._train(script, plan, out)
@@ -132,6 +132,10 @@ class Bench:
             why[:WHY],
             seconds,
         )
+
+    def out_of(self, script: Script, plan: str) -> Path:
+        """Return the folder that a script's run by a plan leaves."""
+        return self.folder / f"{script.about}-{script.name}-{plan}".replace(" ", "_")
 
     def _train(self, script: Script, plan: str, out: Path) -> Ran:
         arguments = ["train", f"{script.path}:{script.name}", "--steps", str(script.steps)]

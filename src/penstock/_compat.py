@@ -63,6 +63,7 @@ __all__ = [
     "become",
     "below_autograd",
     "call_first",
+    "causal_masks",
     "compiled_by_inductor",
     "draws_random",
     "dynamo_assumes",
@@ -501,6 +502,27 @@ def _hooks(module: torch.nn.Module) -> tuple[Mapping[int, object], ...]:
 def is_fake(tensor: Tensor) -> bool:
     """Return whether a tensor has a shape but no data."""
     return isinstance(tensor, FakeTensor)
+
+
+@contextmanager
+def causal_masks(is_known: Callable[[Tensor], bool]) -> Generator[None]:
+    """Let torch's encoders and decoders ask only a mask whose values are known if it is causal.
+
+    Any other is taken as it is: they compute the same with it, without the word for a faster way.
+    """
+    module: Any = torch.nn.modules.transformer
+    before = module._detect_is_causal_mask
+
+    def detect(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
+        if is_causal is None and mask is not None and is_fake(mask) and not is_known(mask):
+            return False
+        return before(mask, is_causal, size)
+
+    module._detect_is_causal_mask = detect
+    try:
+        yield
+    finally:
+        module._detect_is_causal_mask = before
 
 
 def node_of(fake: Tensor) -> fx.Node | None:

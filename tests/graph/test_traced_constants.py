@@ -12,7 +12,7 @@ from penstock.errors import GraphError
 from penstock.graph.trace import capture
 from penstock.job import Job
 from tests.graph.test_trace import assert_equals_eager
-from tests.graph.zoo import D, job_of, vectors
+from tests.graph.zoo import D, job_of, sequences, vectors
 
 
 class Net(nn.Module):
@@ -85,6 +85,28 @@ def draws_the_same_each_time(net: Net, x: Tensor) -> Tensor:
 )
 def test_trace_computes_what_the_model_does_when_it(then) -> None:
     assert_equals_eager(job_that(then))
+
+
+class Masked(nn.Module):
+    """torch's encoder, whose mask is a buffer: nobody knows whether it stays causal."""
+
+    def __init__(self, mask: Tensor) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(D, 1, 8, dropout=0.0, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(D, 3)
+        self.register_buffer("mask", mask)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layers(x, mask=self.mask))
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_encoder_of_torch_is_traced_with_a_mask_that_is_a_buffer(is_causal: bool) -> None:
+    mask = torch.full((5, 5), float("-inf")).triu(1 if is_causal else 2)
+    before = nn.modules.transformer._detect_is_causal_mask
+    assert_equals_eager(job_of(lambda: Masked(mask), sequences))
+    assert nn.modules.transformer._detect_is_causal_mask is before
 
 
 KEPT: dict[str, tuple[Tensor, Tensor]] = {}

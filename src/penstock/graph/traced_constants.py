@@ -79,13 +79,22 @@ class KnownValues(_compat.DispatchMode):
         def watched(*inputs: Tensor) -> Any:
             results: Any = ()
             try:
-                with self:
+                with _compat.causal_masks(self._is_known), self:
                     results = step(*inputs)
             finally:
                 self._keep({id(value) for value in (*inputs, *results)})
             return results
 
         return watched
+
+    def _is_known(self, tensor: Tensor) -> bool:
+        """Return whether a question about a tensor's values has an answer."""
+        try:
+            most = _CONSTANT if self.asked is None else _BATCH
+            self.recipes.led_to(_compat.node_of(tensor), most)
+        except NotConstantError:
+            return False
+        return True
 
     def make_kept_real(self) -> None:
         """Give its value to each tensor that the step computed and somebody still holds."""
