@@ -111,7 +111,9 @@ def plain_loop(job: Any, steps: int, *, delay: int = 0, moved: float = 0.0) -> F
     found = _state(model, named, optimizer, losses)
     if averaged is not None:
         rows = averaged.module.named_parameters()
-        found.tensors.update({f"optimizer/{name}/average": p.detach() for name, p in rows})
+        for name, average in rows:
+            found.tensors[f"optimizer/{name}/average"] = average.detach()
+            found.plain[f"optimizer/{name}/average_step"] = steps
     return found
 
 
