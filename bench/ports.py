@@ -117,7 +117,7 @@ def ported(bench: Bench, script: Script) -> Ported:
         trained="" if row.refused else trained_by(row.ran, len(summary["peak_bytes_measured"])),
         difference=row.difference,
         equal=row.equal,
-        said=_short(row.why if row.refused or not row.equal else _why(row.ran, summary)),
+        said=_short(row.why if row.refused or not row.equal else _why(row.ran, summary, out)),
         two_asked=two_asked,
     )
 
@@ -132,9 +132,12 @@ def trained_by(ran: str, processes: int) -> str:
     return " of ".join(words) or "one process"
 
 
-def _why(ran: str, summary: Mapping[str, Any]) -> str:
-    """Return what a run without a plan says of itself, of how many processes it has."""
-    return str(summary["checked"]) if ran == "eager" else ""
+def _why(ran: str, summary: Mapping[str, Any], out: Path) -> str:
+    """Return what a run without a plan says of itself; of one by a plan, why not by all ranks."""
+    if ran == "eager":
+        return str(summary["checked"])
+    decisions = json.loads((out / "plan.json").read_text())["decisions"]
+    return next((d["why"] for d in decisions if d["what"] == "ranks" and d["by"] != "user"), "")
 
 
 def _short(words: str) -> str:
