@@ -3588,6 +3588,14 @@ BREAKS = (
         "a window of four asynchronous steps is told as a long run",
     ),
     Break(
+        "hint_only_in_the_shell",
+        "errors.py",
+        '[*others, *([f"{_HINT}{hint}"] if hint else [])]',
+        "[*others]",
+        ("tests/test_errors.py",),
+        "an error in a script or a notebook is printed without its hint",
+    ),
+    Break(
         "crossover_of_copies",
         "fleet/batch_size.py",
         "copies = ranks / self.copy_ranks",

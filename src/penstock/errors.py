@@ -1,12 +1,28 @@
 """Errors: one per noun, each with the values at fault and one hint."""
 
+_HINT = "hint: "
+
 
 class PenstockError(Exception):
-    """An error that a user can act on: what is wrong, with the values, and one thing to do."""
+    """An error that a user can act on: what is wrong, with the values, and one thing to do.
+
+    Where Python prints it, as in a script or a notebook, the hint stands below it.
+    """
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self.message, self.hint = message, hint
+
+    @property
+    def hint(self) -> str:
+        """One thing to do, or nothing."""
+        return self._hint
+
+    @hint.setter
+    def hint(self, hint: str) -> None:
+        self._hint = hint
+        others = [note for note in getattr(self, "__notes__", ()) if not note.startswith(_HINT)]
+        self.__notes__ = [*others, *([f"{_HINT}{hint}"] if hint else [])]
 
 
 class ClusterError(PenstockError):

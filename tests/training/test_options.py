@@ -266,6 +266,9 @@ def test_a_keyword_that_is_none_is_refused_with_the_nearest():
     with pytest.raises(PlanError, match="there is no option rank") as refusal:
         ps.train("nothing.py", rank=2, listener=None)  # type: ignore[call-arg]
     assert refusal.value.hint.startswith("did you mean ranks?")
+    with pytest.raises(PlanError, match="there is no option steps") as refusal:
+        ps.train("nothing.py", steps=2, listener=None)  # type: ignore[call-arg]
+    assert refusal.value.hint == "in Python it is num_steps"
 
 
 def test_a_list_of_some_options_has_their_subjects_alone():

@@ -283,8 +283,12 @@ def check_known(names: Sequence[str]) -> None:
     Raises:   PlanError: with the nearest.
     """
     for name in names:
-        if name not in OPTIONS:
-            raise PlanError(f"there is no option {name}", hint=_near(name))
+        if name in OPTIONS:
+            continue
+        if name in _BY_SHORT:
+            hint = f"in Python it is {_BY_SHORT[name]}"
+            raise PlanError(f"there is no option {name}", hint=hint)
+        raise PlanError(f"there is no option {name}", hint=_near(name))
 
 
 def said(text: str) -> tuple[str, Value]:
