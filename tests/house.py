@@ -18,11 +18,11 @@ import penstock
 
 SRC = Path(penstock.__file__).parent
 BEHIND = {  # lines that may stand behind a module
-    "schedule.one_f_one_b": 2_530,  # since a file that is gone is named
-    "program.program": 5_342,  # since a server updates as gradients come
-    "simulate.simulate": 13_520,  # since a server updates as gradients come
-    "runtime.worker": 35_080,  # since a mask that is a buffer is traced as it is
-    "training.train": 106_290,  # since a validation is tried before the first step
+    "schedule.one_f_one_b": 2_546,  # since Python prints hints
+    "program.program": 5_360,  # since Python prints hints
+    "simulate.simulate": 13_540,  # since Python prints hints
+    "runtime.worker": 35_100,  # since Python prints hints
+    "training.train": 106_320,  # since Python prints hints
 }
 _RUNNING = (
     "runtime",
