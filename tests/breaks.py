@@ -223,6 +223,22 @@ BREAKS = (
         "a buffer is changed once by each replica that does a micro-batch whole",
     ),
     Break(
+        "data as it was written",
+        "training/session.py",
+        "self.job, self.author = self.written or (self.job, self.author)",
+        "pass",
+        ("tests/training/test_key_session.py",),
+        "a loss that has no plan reads tensors where its author wrote numbers",
+    ),
+    Break(
+        "numbers as tensors",
+        "choose/number_tensors.py",
+        "return places if places and _is_alike(job, _at(job, places)) else []",
+        "return places",
+        ("tests/choose/test_number_tensors.py",),
+        "a loss that asks for the type of a number is trained by another branch",
+    ),
+    Break(
         "shapes that are looked at",
         "choose/known_shapes.py",
         "places.append(names.setdefault(shape, len(names)))",

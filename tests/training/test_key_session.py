@@ -1,5 +1,6 @@
 """A job whose steps have several shapes, from its examination to its end, and resumed."""
 
+import copy
 import json
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,10 +14,15 @@ from torch.utils.data import DataLoader
 import penstock as ps
 from penstock.checkpoints import checkpoint
 from penstock.choose import known_shapes
+from penstock.choose.choose import Machines
 from penstock.choose.settle import NoPlanError
+from penstock.errors import PlanError
 from penstock.examine.examine import Examined
 from penstock.graph.trace import build_model
+from penstock.search.shapes import Fixed
+from penstock.training.begin import Begin
 from penstock.training.key_session import _of_one_shape
+from penstock.training.session import Session
 from tests.runtime.test_turns import STEPS as STEPS_OF_TURNS
 from tests.runtime.test_turns import job_of as turns_job
 from tests.runtime.test_turns import plain as plain_turns
@@ -131,6 +137,44 @@ def test_batches_padded_each_to_its_longest_are_shared_by_replicas_as_a_loop_mak
     for name, value in model.named_parameters():
         weight = trained.outcome.weights[f"weights/{name}"]
         torch.testing.assert_close(weight, value, rtol=1e-5, atol=1e-6)
+
+
+def schedule(start):
+    for number in range(start, 99):
+        rows = torch.randn(4, 3, generator=torch.Generator().manual_seed(number))
+        yield {"x": rows, "warmth": 1 / (2 + number)}
+
+
+def test_numbers_of_a_batch_that_change_are_read_by_replicas_as_by_a_loop(tmp_path):
+    loss = lambda model, batch: (model(batch["x"]) * batch["warmth"]).square().mean()  # noqa: E731
+    sgd = lambda weights: torch.optim.SGD(weights, lr=0.1)  # noqa: E731
+    layers = nn.Linear(3, 3), nn.Linear(3, 2)
+    model = lambda: nn.Sequential(*copy.deepcopy(layers))  # noqa: E731
+    job, said = ps.Job(model, loss, schedule, sgd, num_steps=STEPS, micro_batches=1), list[str]()
+    about = {"ranks": 2, "stages": 1, "trial": False, "audit": "0", "listener": Saying(said)}
+    trained = ps.train(job, out=tmp_path, **about)
+    assert "numbers of the batch change: they are tensors of a plan" in said
+    assert trained.plan.replicas == 2
+    plainly, batches = build_model(job), schedule(0)
+    optimizer = sgd(plainly.parameters())
+    for _ in range(STEPS):
+        loss(plainly, next(batches)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for name, value in plainly.named_parameters():
+        weight = trained.outcome.weights[f"weights/{name}"]
+        torch.testing.assert_close(weight, value, rtol=1e-5, atol=1e-6)
+
+
+def test_without_a_plan_data_is_as_it_was_written(tmp_path):
+    job, other = job_of(), replace(job_of(), data=schedule, weight=None)
+    session = Session(job, job, tmp_path, STEPS, Fixed(), Machines(), elastic=True)
+    session.tells_more(other)
+    session.tells_more(replace(other, num_steps=3))
+    assert session.job.data is session.author.data is other.data
+    with pytest.raises(PlanError, match="ranks that come and go need a plan"):
+        session.train_eagerly(Begin(), Examined())
+    assert session.job is session.author is job
 
 
 @pytest.mark.parametrize(("elastic", "strict"), [(True, False), (False, True), (False, False)])

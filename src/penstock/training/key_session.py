@@ -25,6 +25,7 @@ from penstock.choose.keys import (
     with_keys,
 )
 from penstock.choose.known_shapes import with_known_shapes
+from penstock.choose.number_tensors import with_number_tensors
 from penstock.choose.prepare import machines
 from penstock.choose.settle import Checked, CheckOptions, NoPlanError, examined, found_of, heed
 from penstock.errors import MemoryShortError
@@ -63,7 +64,7 @@ def examined_job(session: "Session", care: CheckOptions) -> "Examined":
     about = care, session.listener
     if care.eager or not plans_keys(session):
         found = found_of(session.job, session.key, *about, num_steps=session.num_steps)
-        if not care.eager and _has_known_shapes(session, found):
+        if not care.eager and _is_told_more(session, found):
             return examined_job(session, care)
         heed(found, session.job, *about)
         return found if care.eager else _of_one_shape(session, found, strict=care.strict)
@@ -76,16 +77,36 @@ def examined_job(session: "Session", care: CheckOptions) -> "Examined":
     return rows[0]
 
 
-def _has_known_shapes(session: "Session", found: "Examined") -> bool:
-    """Return whether a job whose micro-batches are unlike has data that tells their shapes now."""
+def _is_told_more(session: "Session", found: "Examined") -> bool:
+    """Return whether a job whose micro-batches are unlike has other data now, of which there may be
+    a plan.
+    """
     is_asked = may_plan_keys(session) and (session.fixed.ranks or 2) > 1
-    if not is_asked or not found.no_plan.startswith(UNLIKE) or keys_of(session.job):
+    if not is_asked or not found.no_plan.startswith(UNLIKE):
+        return False
+    return _has_number_tensors(session) or _has_known_shapes(session)
+
+
+def _has_number_tensors(session: "Session") -> bool:
+    """Return whether numbers of batches, which change, are tensors now."""
+    with session.listener.busy("trying numbers of the batch as tensors"):
+        told = with_number_tensors(session.job)
+    if told is None:
+        return False
+    session.tells_more(told)
+    session.listener.say("numbers of the batch change: they are tensors of a plan")
+    return True
+
+
+def _has_known_shapes(session: "Session") -> bool:
+    """Return whether data tells the shapes of micro-batches now, and did not before."""
+    if keys_of(session.job):
         return False
     with session.listener.busy("looking at the shapes of all micro-batches"):
         told = with_known_shapes(session.job, session.num_steps)
     if told is None:
         return False
-    session.tells_shapes(told)
+    session.tells_more(told)
     kinds = len(keys_of(told))
     session.listener.say(f"{session.num_steps:,} micro-batches have {kinds} shapes: a plan of each")
     return True

@@ -99,6 +99,7 @@ class Session:
     checked:  how its first steps compare with the plain loop's, in words.
     audited:  what audits have found; `auditor`, while it runs, who makes them.
     begun_s:  processor time that its process had taken when it began.
+    written:  `job` and `author` as they were written, where their data was made to tell more.
     """
 
     job: Job
@@ -119,6 +120,7 @@ class Session:
     audited: Audited = Audited()  # noqa: RUF009 - a frozen record
     auditor: "Auditor | None" = None
     begun_s: float = field(default_factory=used_s)
+    written: tuple[Job, Job] | None = None
 
     @property
     def step_job(self) -> Job:
@@ -153,8 +155,9 @@ class Session:
         """Be a run of so many ranks that are there."""
         self.fixed = replace(self.fixed, ranks=ranks)
 
-    def tells_shapes(self, job: Job) -> None:
-        """Be a run of a job whose data tells the shape of each micro-batch."""
+    def tells_more(self, job: Job) -> None:
+        """Be a run of a job whose data tells more than the author's, until there is no plan."""
+        self.written = self.written or (self.job, self.author)
         self.job, self.author = job, replace(self.author, data=job.data)
 
     def knows(self, found: "Examined | None") -> None:
@@ -321,7 +324,9 @@ class Session:
         """Return what names the job, with the modules that are replaced."""
         replaces = [str(rule) for rule in self.fixed.rules if rule.verb == "replace"]
         begins = [f"weights {Path(self.asked.weights).absolute()}"] if self.asked.weights else []
-        return "; ".join([self.asked.text, *replaces, *begins]) if self.asked.text else ""
+        tells = ["its data tells more"] if self.written else []
+        words = self.asked.text, *replaces, *begins, *tells
+        return "; ".join(words) if self.asked.text else ""
 
     def is_strict(self) -> bool:
         """Return whether a plan is required."""
@@ -573,6 +578,7 @@ class Session:
 
         Raises:   PlanError: ranks are to come and go, or a replica is larger than a rank may be.
         """
+        self.job, self.author = self.written or (self.job, self.author)
         if self.elastic:
             why = self.learned.untraced or found.one_process or found.no_plan
             why = why or "its plan differs from the plain loop"
