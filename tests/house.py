@@ -22,7 +22,7 @@ BEHIND = {  # lines that may stand behind a module
     "program.program": 5_360,  # since Python prints hints
     "simulate.simulate": 13_540,  # since Python prints hints
     "runtime.worker": 35_100,  # since Python prints hints
-    "training.train": 106_320,  # since Python prints hints
+    "training.train": 106_460,  # since numbers of a batch may be tensors of a plan
 }
 _RUNNING = (
     "runtime",
