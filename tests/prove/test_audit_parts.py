@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +24,7 @@ from penstock.prove.audit_pace import Pace
 from penstock.prove.audit_parts import lacks_room
 from penstock.prove.plain_side import Case
 from penstock.prove.prove import case_of
+from penstock.runtime import audited as runtime_audited
 from penstock.runtime.audited import StepKeeper
 from penstock.state.weights import StageWeights
 from tests.parity.models import captured, plan_of
@@ -218,10 +221,30 @@ def test_a_run_that_updates_twice_goes_back_and_on_rightly(tmp_path, monkeypatch
     assert "differed: an optimizer was called 2 times in 1" in str(trained.summary["audited"])
 
 
+def test_looking_at_the_model_is_a_part_of_what_a_kept_step_takes(tmp_path, monkeypatch):
+    clock = SimpleNamespace(process_time=lambda: seconds[0])
+    seconds = [0.0]
+
+    def changes() -> Sequence[str]:
+        seconds[0] += 5.0
+        return ["model.drop.p"]
+
+    monkeypatch.setattr(runtime_audited, "time", clock)
+    alone: Any = SimpleNamespace(rank=0, num_ranks=1)
+    audits = runtime_audited.Audits(tmp_path, lambda: True)
+    keeper = StepKeeper(audits, alone, lambda step: None, tuple, dict)
+    keeper.before(3)
+    keeper.after(4, changes)
+    (note,) = tmp_path.rglob("after/**/rank-0.json")
+    plain = json.loads(note.read_text())["plain"]
+    assert plain["cpu/0"] == [5.0, 5.0]
+    assert plain["changes/0"] == ["model.drop.p"]
+
+
 def test_a_state_that_cannot_be_read_is_made_from_where_the_run_goes_back_to(tmp_path, monkeypatch):
     right = StepKeeper.after
 
-    def lost(self: StepKeeper, step: int, changes: Sequence[str] = ()) -> None:
+    def lost(self: StepKeeper, step: int, changes: Callable[[], Sequence[str]] = tuple) -> None:
         right(self, step, changes)
         is_first = not (tmp_path / "differs").exists()
         if is_first and step > 6 and self.transport.rank == 1:

@@ -83,7 +83,7 @@ _SKIPPED = (
 )
 # What the interpreter keeps of what was imported, compiled or warned of: memory of its own, that
 # another module which is imported changes, and nothing that a job computes.
-_OF_THE_INTERPRETER = (
+_KEPT_BY_THE_INTERPRETER = (
     sys.modules,
     sys.path,
     sys.path_hooks,
@@ -93,6 +93,7 @@ _OF_THE_INTERPRETER = (
     warnings.filters,
     linecache.cache,
 )
+_OF_THE_INTERPRETER = {id(one) for one in _KEPT_BY_THE_INTERPRETER}
 _ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR")
 _OF_MODULES = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -249,6 +250,10 @@ class Walk:
 
     def visit(self, place: Place, value: Any) -> None:
         """Note one value, or put what it holds on the list."""
+        if _is_empty(value):  # most of what torch's modules have
+            if not (_is_of_others(value) or self._again(value)):
+                self._keys_of(place, ())
+            return
         token = plain(value)
         if self.tensor is not None and isinstance(value, Tensor):
             self.alive.append(value)
@@ -301,12 +306,15 @@ class Walk:
         self._attributes_of(place, value)
         is_ordered = isinstance(value, OrderedDict)
         rows = list(OrderedDict[Any, Any].items(value) if is_ordered else dict.items(value))
-        self.values[replace(place, where=f"the keys of {place.where}")] = (
-            tuple(key_of(key) for key, _ in rows) if len(rows) <= LONG else len(rows)
-        )
+        keys = tuple(key_of(key) for key, _ in rows) if len(rows) <= LONG else len(rows)
+        self._keys_of(place, keys)
         for key, one in rows[:LONG]:
             shown = repr(key) if isinstance(key, str | int | float) else type(key).__qualname__
             self.todo.append((replace(place, where=f"{place.where}[{shown}]"[:200]), one))
+
+    def _keys_of(self, place: Place, keys: object) -> None:
+        where = f"the keys of {place.where}"
+        self.values[Place(where, place.name, place.holder, place.theirs, place.cached)] = keys
 
     def _elements(self, place: Place, value: Collection[Any]) -> None:
         self._attributes_of(place, value)
@@ -396,7 +404,14 @@ def _is_of_others(value: object) -> bool:
     """Return whether it is no state of a job: code of C, what the interpreter keeps."""
     if isinstance(value, MethodWrapperType | BuiltinFunctionType):  # those of `next`, of `tell`
         return value.__name__ in CHANGES or not is_a(value.__self__, Iterator, io.IOBase)
-    return any(value is one for one in _OF_THE_INTERPRETER)
+    return id(value) in _OF_THE_INTERPRETER
+
+
+def _is_empty(value: object) -> bool:
+    """Return whether it is a dict that holds nothing, nor has anybody set something on it."""
+    if type(value) is dict:
+        return not value
+    return type(value) is OrderedDict and not value and not vars(value)
 
 
 # -- what others have to do with a value ----------------------------------------------------------

@@ -6,6 +6,8 @@ from typing import Any
 
 from penstock.examine.python_values import Place, Values
 
+_NOTHING = object()
+
 
 def names_of(
     states: Sequence[Values],
@@ -22,9 +24,12 @@ def names_of(
 def differences(first: Values, second: Values) -> Iterator[tuple[Place, object, object]]:
     """Yield what is new or another value in `second`, with both values."""
     for place, value in second.items():
-        is_new = place not in first and not place.cached
-        if is_new or (place in first and first[place] != value):
-            yield place, first.get(place), value
+        before = first.get(place, _NOTHING)
+        if before is _NOTHING:
+            if not place.cached:
+                yield place, None, value
+        elif before != value:
+            yield place, before, value
 
 
 def change(before: object, after: object) -> str:

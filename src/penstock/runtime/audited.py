@@ -164,12 +164,12 @@ class StepKeeper:
         else:
             self._given |= {key: value.clone() for key, value in tensors.items()}
 
-    def after(self, step: int, changes: Sequence[str] = ()) -> None:
+    def after(self, step: int, changes: Callable[[], Sequence[str]] = tuple) -> None:
         """Keep what the step has made, after `step` steps; every rank calls it at the same time.
 
-        changes:  of the model that a traced step does not follow, in words.
+        changes:  tells those of the model that a traced step does not follow, in words.
         """
-        start_s, rank = time.process_time(), self.transport.rank
+        start_s, rank, changed = time.process_time(), self.transport.rank, changes()
         for end in self._ends:
             end()
         self._ends, self._is_on = [], False
@@ -185,7 +185,7 @@ class StepKeeper:
         tensors = {**tensors, **self._given}
         about = {f"losses/{rank}": self._losses}
         about |= {LAW: self._law} if self._law else {}
-        about |= {f"{CHANGES}/{rank}": [*changes]} if changes else {}
+        about |= {f"{CHANGES}/{rank}": [*changed]} if changed else {}
         about |= {STEPS: min(self._steps, MOST_STEPS)}
         self._cpu_s += time.process_time() - start_s
         own, blocks = {**plain, **about}, [*self._blocks, copies]

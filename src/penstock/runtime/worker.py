@@ -717,7 +717,7 @@ class WindowRunner:
         is_once = window.is_once or bool(self.kept)
         self._window(calls, window._replace(is_once=is_once))
         start = time.perf_counter()
-        self.keeper.after(last, self.rank.capture.changes)
+        self.keeper.after(last, lambda: self.rank.capture.changes)
         self.meter.once(time.perf_counter() - start)
 
     def _window(self, calls: list[Bound], window: Window) -> None:
