@@ -4574,7 +4574,7 @@ BREAKS = (
     Break(
         "what the interpreter keeps is state of the job",
         "examine/python_values.py",
-        "    return any(value is one for one in _OF_THE_INTERPRETER)\n",
+        "    return id(value) in _OF_THE_INTERPRETER\n",
         "    return False\n",
         ("tests/examine/test_impurities.py::test_nothing_is_found_where_a_model",),
         "a library that looks whether another is imported keeps its model from any plan",

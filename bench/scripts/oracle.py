@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from penstock.graph.code import SeededRandom, micro_batch_seed
 
+FLOAT32 = torch.finfo(torch.float32)
 UPDATES = 0x6A09E667  # added to the job's seed for what an optimizer draws
 
 OF_CHECKPOINT = {"use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug"}
@@ -70,7 +71,8 @@ def load(path: Path, name: str) -> Any:
 def plain_loop(job: Any, steps: int, *, delay: int = 0, moved: float = 0.0) -> Found:
     """Train for some steps; with a delay, gradients are those of the weights `delay` steps ago.
 
-    moved:    by how much of itself each weight is moved before the first step.
+    moved:    by how much of itself each weight is moved before the first step, if it is a float32;
+              others likewise, as their numbers are rounded.
     Raises:   DataEndedError: the data ended.
     """
     torch.manual_seed(job.seed)
@@ -80,7 +82,7 @@ def plain_loop(job: Any, steps: int, *, delay: int = 0, moved: float = 0.0) -> F
     weights.names = list(named)
     with torch.no_grad():
         for weight in weights if moved else ():
-            weight.mul_(1 + moved)
+            weight.mul_(1 + moved * torch.finfo(weight.dtype).eps / FLOAT32.eps)
     optimizer = job.optimizer(weights)
     make = getattr(job, "scheduler", None)
     scheduler = make(optimizer) if make is not None else None

@@ -43,6 +43,18 @@ def test_there_are_scripts_of_every_kind_with_a_sentence_and_three_plans_each() 
         assert set(script.plans) <= PLANS.keys()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_loop_that_is_moved_by_a_rounding_moves_weights_of_any_dtype(dtype) -> None:
+    job = job_of()
+    cast = replace(
+        job,
+        model=lambda: job.model().to(dtype),
+        loss=lambda model, batch: job.loss(model, [each.to(dtype) for each in batch]),
+    )
+    still, moved = (plain_loop(cast, 1, moved=far) for far in (0.0, 2.0**-22))
+    assert not torch.equal(still.tensors["weights/2.weight"], moved.tensors["weights/2.weight"])
+
+
 def test_the_loop_is_what_a_person_would_write() -> None:
     job = job_of(clip_norm=0.5, learning_rate=lambda step: 1 / (1 + step), seed=3)
     torch.manual_seed(3)
