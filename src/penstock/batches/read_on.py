@@ -34,11 +34,11 @@ class ReadOn:
             reads = reads._replace(first=reads.first + turns * reads.every, at=at)
 
     def _read(self, reads: ReadNumbers) -> Any:
-        """Return the first micro-batch of these; begun anew where another was to come."""
-        numbers, self._numbers = self._numbers, iter(())  # what fails is begun anew
-        if next(numbers, None) != reads.next_number():
-            self._batches, numbers = read(self.of, reads), reads.numbers()
-            next(numbers)
-        found = next(self._batches, _END)
-        self._numbers = numbers
-        return found
+        """Return the first micro-batch of these; begun anew where another was to come.
+
+        So is what failed, if it is asked for once more.
+        """
+        if next(self._numbers, None) != reads.next_number():
+            self._batches, self._numbers = read(self.of, reads), reads.numbers()
+            next(self._numbers)
+        return next(self._batches, _END)
