@@ -280,6 +280,14 @@ def test_a_file_that_the_job_reads_and_changes_is_refused_with_the_line(look, tm
     assert not examine(job, check=False).failed
 
 
+def test_a_file_that_was_made_while_the_job_was_loaded_is_there_like_any_other(tmp_path):
+    made = "from pathlib import Path; Path('config').write_text('3')"
+    data = job_that_reads(tmp_path, fades).data
+    job = replace(loaded(tmp_path, made), data=data)
+    with pytest.raises(JobError, match="writes into"):
+        examine(job)
+
+
 def only_logs(path):
     with path.open("a") as log:
         log.write("1")

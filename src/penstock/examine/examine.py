@@ -97,6 +97,7 @@ def _noted_apart(call: Callable[[], Any], *, check: bool = True) -> Any:
 
     def noted() -> list[Any]:
         streams = replaced_streams(NOTES.pipes) if is_fork else []
+        NOTES.forget_written()
         with noting(in_fork=is_fork):
             found = call()
         return [found, NOTES.taken(), streams_read(streams), NOTES.changed()]

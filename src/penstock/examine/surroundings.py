@@ -96,6 +96,10 @@ class Notes:
         else:
             self.written[path] = line, before
 
+    def forget_written(self) -> None:
+        """Take all files that are there for what the job finds: also those that it has made."""
+        self.written, self._made = {}, set()
+
     def changed(self) -> list[str]:
         """Return which files the job's code has read and changed, each with the line."""
         return [
