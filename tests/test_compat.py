@@ -556,6 +556,7 @@ def test_a_rank_alone_sums_over_gloo() -> None:
     assert own.tolist() == [1.0, 1.0]
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")
 def test_scripted_function_runs_the_same_ops_in_every_call() -> None:
     names: list[list[str]] = []
 
