@@ -86,7 +86,8 @@ def test_nothing_lost_is_not_taken_for_nothing_measured():
 def test_two_of_three_ranks_do_the_work_in_all_ways(run, monkeypatch):
     monkeypatch.setattr(sum_beside, "SIZES", (2**10, 2**12))
     monkeypatch.setattr(sum_beside, "_LEAST_S", 1e-4)
-    monkeypatch.setattr(sum_beside, "_BUDGET_S", 0.0)
+    monkeypatch.setattr(sum_beside, "_ROUNDS", (2, 2))
+    monkeypatch.setattr(sum_beside, "_SWEPT_BYTES", 2**16)
     cores = os.sched_getaffinity(0)
 
     def body(end):
