@@ -13,7 +13,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "ported.md"
 
 
 def test_the_script_of_the_page_makes_a_job_that_is_traced(tmp_path):
-    (script,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    script, *_ = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     file = tmp_path / "ported_page.py"
     file.write_text(script)
     job = load_job(str(file))

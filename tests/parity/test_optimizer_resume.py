@@ -126,7 +126,7 @@ def test_another_plan_goes_on_from_it(tmp_path):
 @pytest.mark.parametrize("name", FORGETTING)
 def test_what_no_checkpoint_holds_is_refused(name, tmp_path):
     job = job_of(FORGETTING[name])
-    words = r"the job's optimizer cannot be resumed: first\.weight.*\n  .*\.py:\d+$"
+    words = r"the job's optimizer cannot be resumed: first\.weight.*\n  .*\.py:\d+\nhint: "
     with pytest.raises(RunError, match=words):
         resumed(job, 1, tmp_path)
 
