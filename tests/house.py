@@ -21,8 +21,8 @@ BEHIND = {  # lines that may stand behind a module
     "schedule.one_f_one_b": 2_546,  # since Python prints hints
     "program.program": 5_360,  # since Python prints hints
     "simulate.simulate": 13_540,  # since Python prints hints
-    "runtime.worker": 35_100,  # since Python prints hints
-    "training.train": 106_475,  # since files that a script has made are noticed, too
+    "runtime.worker": 35_045,  # since Python prints hints
+    "training.train": 106_285,  # since files that a script has made are noticed, too
 }
 _RUNNING = (
     "runtime",

@@ -1,6 +1,5 @@
 """Guard: what it keeps, and what that costs, are as planned; the way that costs least is taken."""
 
-import threading
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,18 +15,13 @@ from penstock.cluster import Host
 from penstock.errors import PlanError, ProgramError
 from penstock.graph.whole_optimizer import WholeOptimizer
 from penstock.members.guard import Guardian, _divided
-from penstock.members.member import RunMember, _state_of
-from penstock.members.steps import GenerationSteps
-from penstock.members.vote import Vote
 from penstock.pilot import redundancy
 from penstock.pilot.losses import PlanBasis, committing
 from penstock.plan import Guarding, Plan
 from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.profile.kinds import places_of
 from penstock.program.program import Program
-from penstock.program.reductions import Commit, Guard, Reduction
-from penstock.runtime.rank import Rank
-from penstock.runtime.worker import held_tensors
+from penstock.program.reductions import Reduction
 from penstock.simulate.guards import guard_costs
 from penstock.transport.threads import ThreadTransport
 from tests.members import runs
@@ -269,113 +263,3 @@ def test_a_record_has_what_the_optimizer_keeps_now(
     monkeypatch.setattr(Guardian, "exchange", renewed)
     check(runs.run(ways, {3: plan}, 3, tmp_path), "gpt", killed=0)
     assert looked == {*range(ways.ways[0].job.num_steps)}
-
-
-@pytest.mark.parametrize(("model", "every"), [("batch_norm", 1), ("gpt", 3)])
-def test_what_a_rank_makes_of_its_own_records_is_what_it_had_before_an_update(
-    model: str, every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also in the first step, and of buffers that forward has written since."""
-    ways = runs.ways_of(model, "adamw", 3)
-    plan, looked = runs.plan_for(ways, 3, 1, guard=Guarding(every, 1)), set[tuple[int, int]]()
-    hold, end, had = RunMember._hold, Vote.end, dict[int, tuple[Any, Any]]()
-
-    def noted(member: RunMember, rank: Rank, step: int, **more: Any) -> None:
-        hold(member, rank, step, **more)
-        tensors, plain = _state_of(rank)
-        had[rank.rank] = {key: value.clone() for key, value in tensors.items()}, plain
-
-    def ended(vote: Vote) -> None:
-        own, done = vote.rank, vote.rank.progress.first_step
-        assert vote.is_open, "its word is given, and its update made"
-        records, (tensors, plain) = keepers[own.rank].own_records(), had[own.rank]
-        rows, values = records.catalog(done)
-        made = records.tensors(done)
-        assert {*made} == {*rows} == {*tensors}
-        assert all(torch.equal(made[key], tensors[key]) for key in tensors)
-        assert values == plain
-        if done:
-            assert any(not torch.equal(a, made[k]) for k, a in _state_of(own)[0].items())
-        now = _state_of(own)[0]
-        assert any(not torch.equal(made[key], now[key]) for key in made)
-        looked.add((own.rank, done))
-        end(vote)
-
-    keepers = dict[int, Guardian]()
-    begin = Guardian.begin
-
-    def begun(one: Guardian, step: int) -> int:
-        keepers[one.rank.rank] = one
-        return begin(one, step)
-
-    monkeypatch.setattr(Guardian, "begin", begun)
-    monkeypatch.setattr(RunMember, "_hold", noted)
-    monkeypatch.setattr(Vote, "end", ended)
-    check(runs.run(ways, {3: plan}, 3, tmp_path), model, killed=0)
-    assert looked == {(r, n) for r in range(3) for n in range(ways.ways[0].job.num_steps)}
-
-
-def test_a_rank_that_has_updated_holds_what_it_had_before_once_another_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also what it leaves where a number is not finite elsewhere."""
-    ways, looked = runs.ways_of("batch_norm", "adamw", 3), set[int]()
-    plan = runs.plan_for(ways, 3, 1, guard=Guarding(2, 1))
-    hold, had = RunMember._hold, dict[int, dict[str, torch.Tensor]]()
-    take_back, exchange, vote = GenerationSteps._take_back, Guardian.exchange, Vote.__call__
-    voted = threading.Semaphore(0)
-
-    def noted(member: RunMember, rank: Rank, step: int, **more: Any) -> None:
-        hold(member, rank, step, **more)
-        had[rank.rank] = {k: value.clone() for k, value in held_tensors(rank).items()}
-
-    def taken(steps: GenerationSteps, member: RunMember) -> None:
-        take_back(steps, member)
-        if steps.vote.is_open:
-            held, before = member._held(steps.rank), had[steps.rank.rank]
-            assert {*held} == {*before}
-            assert all(torch.equal(held[key], before[key]) for key in held)
-            looked.add(steps.rank.rank)
-
-    def gives(one: Guardian, guard: Guard) -> None:
-        if one.rank.rank == 0 and one.rank.progress.first_step == 2 and not looked:
-            assert all(voted.acquire(timeout=300.0) for _ in range(2))
-            raise runs.Killed
-        exchange(one, guard)
-
-    def votes(one: Vote, commit: Commit) -> None:
-        vote(one, commit)
-        if one.rank.progress.first_step == 2:
-            voted.release()
-
-    monkeypatch.setattr(RunMember, "_hold", noted)
-    monkeypatch.setattr(GenerationSteps, "_take_back", taken)
-    monkeypatch.setattr(Guardian, "exchange", gives)
-    monkeypatch.setattr(Vote, "__call__", votes)
-    told = runs.run(ways, {3: plan, 2: runs.plan_for(ways, 2, 1)}, 3, tmp_path)
-    check(told, "batch_norm")
-    assert looked == {1, 2}
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "guard", "first"),
-    [
-        ("adamw", Guarding(2, 1), True),
-        ("adamw", Guarding(0, 1), False),
-        ("hooked", Guarding(2, 1), False),
-    ],
-)
-def test_only_updates_that_records_tell_whole_come_before_the_word(
-    optimizer: str, guard: Guarding, first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ways, told, asks = runs.ways_of("gpt", "adamw", 3), list[bool](), Guardian.may_take_back
-    if optimizer == "hooked":
-        monkeypatch.setattr(WholeOptimizer, "is_plain", False)
-
-    def noted(one: Guardian) -> bool:
-        told.append(asks(one))
-        return told[-1]
-
-    monkeypatch.setattr(Guardian, "may_take_back", noted)
-    check(runs.run(ways, {3: runs.plan_for(ways, 3, 1, guard=guard)}, 3, tmp_path), "gpt", killed=0)
-    assert told == [first] * 3

@@ -14,11 +14,10 @@ from penstock.runtime.host_numbers import UnseenNorm
 from penstock.transport import TransportError
 
 
-def rank_of(sum_of: Any, begun: Any = None) -> Any:
+def rank_of(sum_of: Any) -> Any:
     progress, place = Progress(), torch.device("cpu")
     progress.losses[0] += [torch.tensor(1.0), torch.tensor([3.0])]
     graph, ranks = SimpleNamespace(figures=()), {"num_ranks": 2, "rank": 0, "all_reduce": sum_of}
-    ranks["begin_sum"] = begun
     own = {"capture": SimpleNamespace(graph=graph), "loss_scale": None, "rank": 0}
     end = SimpleNamespace(**ranks)
     return SimpleNamespace(
@@ -54,44 +53,3 @@ def test_sum_that_was_stopped_is_not_believed(left: float) -> None:
     with pytest.raises(TransportError, match="was stopped"):
         asked(ALL)
     assert asked.passed == -1
-
-
-def test_an_update_that_comes_first_waits_for_the_word_behind_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    device = SimpleNamespace(is_queued=False, place=torch.device("cpu"))
-    monkeypatch.setattr(vote, "of", lambda place: device)
-    fails = [True]
-
-    def begun(word: torch.Tensor, ranks: tuple[int, ...]) -> Any:
-        def end() -> None:
-            if fails[0]:
-                raise TransportError(1, "is lost")
-            word.mul_(2)
-
-        return end
-
-    asked = Vote(rank_of(None, begun), lambda: Wishes(save=True))
-    asked.updates_first = True
-    asked(ALL)
-    assert (asked.is_open, asked.passed) == (True, -1)
-    with pytest.raises(TransportError, match="is lost"):
-        asked.end()
-    assert (asked.is_open, asked.passed) == (True, -1)  # it may count, or not
-    fails[0] = False
-    asked.end()
-    assert (asked.is_open, asked.passed, asked.asked.save) == (False, 0, True)
-    assert asked.told is not None
-    assert (asked.told.loss, asked.told.micro_batches) == (2.0, 4)
-    asked.end()  # nothing is under way
-
-
-def test_where_a_sum_can_only_be_made_at_once_the_word_comes_before_the_update(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    device = SimpleNamespace(is_queued=False, place=torch.device("cpu"))
-    monkeypatch.setattr(vote, "of", lambda place: device)
-    asked = Vote(rank_of(lambda word, ranks: word.mul_(2), lambda word, ranks: None), Wishes)
-    asked.updates_first = True
-    asked(ALL)
-    assert (asked.is_open, asked.passed) == (False, 0)

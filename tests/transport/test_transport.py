@@ -333,35 +333,6 @@ def test_sum_is_that_of_adding_in_the_order_of_the_ranks(run, num_ranks, numels,
 
 
 @fast_transport
-@pytest.mark.parametrize("late", [0, 2])
-def test_a_sum_that_is_begun_is_there_once_all_have_brought_theirs(run, late):
-    def body(end):
-        own = torch.full((5,), 10.0**end.rank)
-        if end.rank == late:  # it sums at once
-            end.all_reduce(own, (0, 1, 2))
-        else:
-            end.begin_sum(own, (0, 1, 2))()
-        second = torch.full((2,), float(end.rank))
-        end.begin_sum(second, (0, 1, 2))()
-        end.barrier()
-        end.close()
-        return [*own.tolist(), *second.tolist()]
-
-    assert values(run(3, body)) == [[111.0] * 5 + [3.0, 3.0]] * 3
-
-
-@fast_transport
-def test_a_sum_that_is_begun_ends_with_the_rank_that_does_not_come(run):
-    def body(end):
-        if end.rank == 1:
-            end.abort("a member was lost")
-            return
-        end.begin_sum(torch.ones(3), (0, 1))()
-
-    assert "rank 1 failed: a member was lost" in errors(run(2, body))[0]
-
-
-@fast_transport
 def test_sum_of_a_tensor_larger_than_any_buffer_is_right(run):
     def body(end):
         brought = summands(3, 3_000_001, torch.float32)

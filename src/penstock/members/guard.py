@@ -26,7 +26,6 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from penstock.device import of
 from penstock.errors import RunError
 from penstock.members.moving import PIECE_BYTES, Passing, held_row, receiver, room_for, sender
 from penstock.members.record import ALIGN_BYTES, HEAD_BYTES, Head, RecordLayout, Slot, slots_in
@@ -152,11 +151,6 @@ class _Giver:
         count = len(self._gradients) - len(self.buffers)
         about = self._gradients[:count], self._places(), tuple(self.buffers), tuple(self.groups)
         return Header(rows, _raw(plain), *about, self.slot_bytes), list(tensors.values())
-
-    def before_steps(self, header: Header, constant: Sequence[Tensor]) -> list[Tensor]:
-        """Return constant tensors; those that forward writes as they are now."""
-        rows = zip(header.constant, constant, strict=True)
-        return [value.clone() if row.key in self.buffers else value for row, value in rows]
 
     def _places(self) -> dict[str, GradientPlace]:
         found, first = dict[str, GradientPlace](), 0
@@ -402,31 +396,10 @@ class _Ward:
             self._put(live, updates, {k: v for k, v in self.state.items() if key_in(k) in names})
         return self.state
 
-    def plain_values(self) -> dict[str, object]:
-        """Return numbers and texts of the state by key."""
-        return {key: msgspec.json.decode(raw) for key, raw in self.plain.items()}
-
     def whole(self, done: int) -> dict[str, Tensor]:
         """Return all tensors by key, as they are after so many steps."""
         self.bring(done)
         return self._whole()
-
-
-@final
-class OwnRecords:
-    """What a rank alone has, as it was before a step whose update is made and did not count."""
-
-    def __init__(self, ward: _Ward) -> None:
-        self._ward = ward
-
-    def catalog(self, done: int) -> tuple[dict[str, HeldTensor], dict[str, object]]:
-        """Return what there was of this rank's state after so many steps, by key."""
-        rows = self._ward.catalog(done)
-        return rows, self._ward.plain_values()
-
-    def tensors(self, done: int) -> dict[str, Tensor]:
-        """Return this rank's state after so many steps, by key."""
-        return self._ward.whole(done)
 
 
 @final
@@ -439,7 +412,6 @@ class Guardian:
         self._giver = _Giver(rank, program, program.end.guard)
         self._copy: _Ward | None = None
         self._own = list[Slot]()  # where this rank writes
-        self._began: tuple[Header, list[Tensor]] | None = None  # of this rank, with constants
         self._give: Passing | None = None  # where no memory is shared
         self._take: Passing | None = None
 
@@ -453,7 +425,6 @@ class Guardian:
         count = transport.num_ranks
         ward, guard = (rank.rank - self._apart) % count, (rank.rank + self._apart) % count
         header, tensors = giver.header()
-        self._began = header, giver.before_steps(header, tensors)
         told = transport.all_gather_bytes(msgspec.json.encode(header), tuple(range(count)))
         headers = [_headers.decode(text) for text in told]
         theirs = headers[ward]
@@ -516,25 +487,6 @@ class Guardian:
         self._giver.write(self._slot(step), Head(step, before, is_left_out))
         self._pass(self._copy, step)
 
-    def may_take_back(self) -> bool:
-        """Return whether an update of this rank can be taken back: a log has all that it changes.
-
-        What is outside of the job's optimizer, as what hooks change, would be changed twice.
-        """
-        rank, weights = self.rank, [*self.rank.weights.values()]
-        has_log = self._every > 0 and not of(rank.device).is_queued
-        is_plain = all(w.updates is None or w.updates.is_plain for w in weights)
-        return has_log and is_plain and len(self._giver.weights) == len(weights)
-
-    def own_records(self) -> OwnRecords:
-        """Return what this rank itself can make of its records, as its guard would."""
-        assert self._began is not None, "they have begun"
-        header, constant = self._began
-        ward = _Ward(header, self.rank.optimizers, self._own)
-        for room, value in zip(ward.constant.values(), constant, strict=True):
-            room.copy_(value)
-        return OwnRecords(ward)
-
     def counts(self, done: int) -> None:
         """Note that so many steps of the run have happened."""
         if self._copy is not None and not self._every and self._copy.done == done - 1:
@@ -553,7 +505,7 @@ class Guardian:
         if self._copy is None:
             return {}, {}
         rows = self._copy.catalog(done)
-        return rows, self._copy.plain_values()
+        return rows, {key: msgspec.json.decode(raw) for key, raw in self._copy.plain.items()}
 
     def tensors(self, done: int) -> dict[str, Tensor]:
         """Return the other rank's state after so many steps, by key."""

@@ -32,7 +32,7 @@ from penstock.device import here
 from penstock.errors import PenstockError, RunError
 from penstock.heap import keep_freed_memory
 from penstock.members.failing import failed_by, is_in_update, may_be_saved
-from penstock.members.guard import Guardian, OwnRecords
+from penstock.members.guard import Guardian
 from penstock.members.mesh import SILENT_S, Mesh
 from penstock.members.moving import held_row, move, moves_to
 from penstock.members.own_fault import own_fault_in
@@ -198,7 +198,7 @@ class _State:
     """
 
     done: int
-    holders: tuple[Rank | Guardian | OwnRecords, ...] = ()
+    holders: tuple[Rank | Guardian, ...] = ()
     scale: dict[str, object] = field(default_factory=dict[str, object])
     finish: Callable[[], None] = lambda: None
     undo: Callable[[], None] = lambda: None
@@ -207,23 +207,23 @@ class _State:
         """Return what tensors there are, and plain values, by key, as a checkpoint has them."""
         rows, plain = dict[str, HeldTensor](), dict[str, object]()
         for one in self.holders:
-            if isinstance(one, Rank):
+            if isinstance(one, Guardian):
+                more, values = one.catalog(self.done)
+            else:
                 tensors, values = _state_of(one)
                 more = {key: held_row(key, value) for key, value in tensors.items()}
-            else:
-                more, values = one.catalog(self.done)
             rows |= more
             plain |= values
         return rows, plain | self.scale
 
     def tensors(self, wanted: AbstractSet[str]) -> dict[str, Tensor]:
-        """Return tensors by key: all of the ranks, and what records make where it is `wanted`."""
+        """Return tensors by key: all of the ranks, and the guards' where they are `wanted`."""
         found = dict[str, Tensor]()
         for rank in (one for one in self.holders if isinstance(one, Rank)):
             found |= _state_of(rank)[0]
-        for records in (one for one in self.holders if not isinstance(one, Rank)):
+        for guard in (one for one in self.holders if isinstance(one, Guardian)):
             if wanted - found.keys():
-                found = {**records.tensors(self.done), **found}
+                found = {**guard.tensors(self.done), **found}
         return found
 
 
@@ -336,8 +336,6 @@ class RunMember:
         if vote is not None and is_in_update(vote, self._state.done):
             self._newest = self._counted(view, vote)
             self._spoil()
-        elif any(isinstance(one, OwnRecords) for one in self._state.holders):
-            self._spoil()
         self.outside.says("the job fails: a checkpoint is written first")
         self._abort()
         if self._saver is not None:
@@ -359,7 +357,7 @@ class RunMember:
             own = (guard,) if guard is not None and kept else ()
             self._state = _State(state.done + 1, own, state.scale)
 
-        own = tuple(one for one in state.holders if not isinstance(one, Rank))
+        own = () if guard is None else (guard,)
         self._state = _State(state.done, own, state.scale, without_update, state.undo)
 
     def _end_failed(self, view: View) -> None:
@@ -393,38 +391,30 @@ class RunMember:
         bound, program = _bound(rank, task), task.windows.programs[0]
         came = self._load(view, rank)
         guard, more = self._guarded(rank, program, view.step)
-        if position == 0:
-            _discard_older(view, task.policy.folder)
+        if task.policy.folder is not None and position == 0:
+            if view.generation == 1:  # later ones may be completing what was begun
+                checkpoint.discard(task.policy.folder)
+            forget(task.policy.folder)
         self._hold(rank, view.step, keep=True)
         everyone = tuple(range(transport.num_ranks))  # all have what they need when this is over
         came = sum(map(int, transport.all_gather_bytes(str(came + more).encode(), everyone)))
         self._guard = guard  # whose ward has written all that it begins with
-        vote.updates_first = guard is not None and guard.may_take_back()
         self._settle_in(rank, view.step)
         self.mesh.forget(view.generation)
         left, attempt = range(view.step, self.pilot.last_step), f"-{view.generation}"
-        if vote.updates_first:
-            bound = {key: [*calls, _word_heard(vote)] for key, calls in bound.items()}
         steps = GenerationSteps(rank, task, vote, bound, left, attempt)
         steps.watch.saver = self._saving(task, transport, view, before)
         vote.slow = partial(self._slowness, steps)
         note = self._noting(self._event(view, came))
         self._begins(view, steps)
+        held = partial(worker.held_tensors, rank)
         try:
-            with leaving(task.policy.folder, transport, rank.peers, partial(self._held, rank)):
+            with leaving(task.policy.folder, transport, rank.peers, held):
                 return steps.run(self, note)
         finally:
             self._slow = self._slowness(steps)
             self._abort_unless_over(steps)
             steps.close()
-
-    def _held(self, rank: Rank) -> Mapping[str, Tensor]:
-        """Return weights and buffers of a rank by key, before an update that is taken back."""
-        for one in self._state.holders:
-            if isinstance(one, OwnRecords):
-                tensors, kinds = one.tensors(self._state.done), ("weights/", "buffers/")
-                return {key: value for key, value in tensors.items() if key.startswith(kinds)}
-        return worker.held_tensors(rank)
 
     def _begins(self, view: View, steps: GenerationSteps) -> None:
         """Tell again what a first member that died may not have written down."""
@@ -842,14 +832,6 @@ class RunMember:
         self._hold(rank, told.step + 1)
         self._report(told)
 
-    def takes_back(self) -> None:
-        """Hold what there was before the step that this rank has updated by: it may not count."""
-        guard = self._guard
-        assert guard is not None, "it has the records"
-        state = self._state
-        own = guard, guard.own_records()
-        self._state = _State(state.done, own, state.scale, state.finish, state.undo)
-
     def late(self, rank: Rank, step: int) -> None:
         """Note that the update of a step was made after its generation had ended."""
         self._reads.clear()
@@ -883,20 +865,6 @@ class RunMember:
 
 def _nothing() -> None:
     """Note nothing: another rank does."""
-
-
-def _discard_older(view: View, folder: Path | None) -> None:
-    """Remove what an earlier run has left unfinished, and what ranks of it left."""
-    if folder is not None:
-        if view.generation == 1:  # later ones may be completing what was begun
-            checkpoint.discard(folder)
-        forget(folder)
-
-
-def _word_heard(vote: Vote) -> Bound:
-    """Return the call behind the last one of a step that waits until it counts."""
-    everyone = tuple(range(vote.rank.transport.num_ranks))
-    return Bound(vote.end, "collective", "reduce", -1, 0, ranks=everyone)
 
 
 def _bound(rank: Rank, task: Task) -> dict[int, list[Bound]]:

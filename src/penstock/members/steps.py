@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
 from typing import NamedTuple, Protocol, final
 
@@ -21,7 +20,6 @@ from penstock.runtime.launch import as_json, from_json
 from penstock.runtime.rank import Rank
 from penstock.runtime.worker import RankResult, Task
 from penstock.taken import counted
-from penstock.transport.transport import TransportError
 
 
 class Over(NamedTuple):
@@ -38,8 +36,6 @@ class Keeper(Protocol):
     def counts(self, told: Told, rank: Rank) -> None: ...
 
     def late(self, rank: Rank, step: int) -> None: ...
-
-    def takes_back(self) -> None: ...
 
     def saved(self) -> None: ...
 
@@ -138,33 +134,18 @@ class GenerationSteps:
         calls, start = self.bound[id(program)], time.monotonic()
         self._begin(member, calls, step)
         window = worker.Window(step, 1, number == self.task.memory_window, is_once)
-        try:
-            self.watch.window(calls, window)
-        except TransportError:
-            self._take_back(member)
-            raise
-        except Exception:  # an update may have failed whose step counts, or does not
-            with suppress(TransportError):
-                self.vote.end()
-            self._take_back(member)
-            raise
+        self.watch.window(calls, window)
         told = self.vote.told
         assert told is not None, "the step counts"
         count = round(counted(self.task.joined, int(told.micro_batches)))
         own = step, told.loss, time.monotonic() - start, count, dict(told.figures)
         member.counts(Told(*own), self.rank)
 
-    def _take_back(self, member: Keeper) -> None:
-        """Have the member hold what there was before an update whose step may not count."""
-        if self.vote.is_open:
-            member.takes_back()
-
     def _begin(self, member: Keeper, calls: list[Bound], step: int) -> None:
         """Say how the step that begins is finished by this rank alone, or undone.
 
         When the word of a step is through anywhere, all its gradients are whole here: what comes
-        behind the last sum, which is the word, needs nobody else.  Where updates come first, that
-        is made, and the last call but waits for the word.
+        behind the last sum, which is the word, needs nobody else.
         """
         kept, scale = [value.clone() for value in self.buffers], dict[str, object]()
         loss_scale = self.rank.loss_scale
@@ -178,10 +159,9 @@ class GenerationSteps:
                 loss_scale.take(scale)
 
         def finish() -> None:
-            sums = [k for k, each in enumerate(calls) if each.kind == "reduce"]
-            at = sums[-2] if self.vote.updates_first else sums[-1]
+            at = max(k for k, each in enumerate(calls) if each.kind == "reduce")
             with torch.no_grad():
-                for each in () if self.vote.is_open else calls[at + 1 :]:
+                for each in calls[at + 1 :]:
                     each.call()
             member.late(self.rank, step)
 

@@ -1,8 +1,6 @@
 """Vote: the word that makes a step count, and what else rides on it.
 
 Every rank comes to it when its gradients of the step are whole; when it is through, all have come.
-A rank that can take its update back makes it while the word goes around (`updates_first`), and
-waits for it behind its last action: so those that are early update beside others' backwards.
 With it go what ranks ask for - a new generation, a checkpoint, the end - and what they know of the
 step: so all ranks know its loss, and none has to be asked for it when others have died.
 """
@@ -50,8 +48,6 @@ class Vote:
     passed:  number of the newest step that counts; `asked`: what any rank asked for with it.
     told:    that step, as all ranks together know it.
     slow:    by how much this rank is slower than at first; `factors`: of each rank, with that step.
-    updates_first:  whether a step's update is made before it counts, where the transport lets it.
-    is_open: whether this rank has given its word of a step, and has not heard the others'.
     """
 
     def __init__(self, rank: Rank, wishes: Callable[[], Wishes]) -> None:
@@ -60,8 +56,6 @@ class Vote:
         self.told: StepResult | None = None
         self.slow: Callable[[], float] = lambda: 1.0
         self.factors: tuple[float, ...] = ()
-        self.updates_first = False
-        self._end: Callable[[], object] | None = None
         graph = rank.capture.graph
         self._names = [name for name, _ in graph.figures if not is_output(name)]
         size = rank.transport.num_ranks + len(Wishes()) + 2 + len(self._names)
@@ -69,37 +63,15 @@ class Vote:
         self._numbers = self._room.numpy()
 
     def __call__(self, commit: Commit) -> None:
-        """Return once all ranks have come to the end of a step; at once where an update is first.
+        """Return once all ranks have come to the end of a step.
 
         Raises:   TransportError: one has not, and will not.
         """
         rank, step = self.rank, self.rank.progress.first_step + commit.step
         rank.join_buffers(step + 1)
-        word = self._word(commit.step)
-        end = rank.transport.begin_sum(word, commit.ranks) if self.updates_first else None
-        if end is not None:
-            self._end = lambda: (end(), self._counts(commit, step, word))
-            return
+        word, count_of = self._word(commit.step), rank.transport.num_ranks
         if len(commit.ranks) > 1:
             rank.transport.all_reduce(word, commit.ranks)
-        self._counts(commit, step, word)
-
-    @property
-    def is_open(self) -> bool:
-        return self._end is not None
-
-    def end(self) -> None:
-        """Return once all ranks have come to the end of the step that this one has updated by.
-
-        Raises:   TransportError: one has not, and will not.
-        """
-        if self._end is not None:
-            self._end()
-            self._end = None
-
-    def _counts(self, commit: Commit, step: int, word: Tensor) -> None:
-        """Note what all ranks have said."""
-        rank, count_of = self.rank, self.rank.transport.num_ranks
         heard = self._heard(word, commit)
         self.factors, heard = tuple(heard[:count_of]), heard[count_of:]
         asked, (count, loss, *figures) = heard[: len(Wishes())], heard[len(Wishes()) :]

@@ -6,7 +6,7 @@ does what ranks of one host swap; everything else goes over the network.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import final
 
 from torch import Tensor
@@ -77,9 +77,6 @@ class HostsTransport:
 
     def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> None:
         self._to(*ranks).all_reduce(tensor, ranks)
-
-    def begin_sum(self, tensor: Tensor, ranks: tuple[int, ...]) -> Callable[[], None] | None:
-        return self._to(*ranks).begin_sum(tensor, ranks)
 
     def all_gather(self, whole: Tensor, cuts: Sequence[int], ranks: tuple[int, ...]) -> None:
         self._to(*ranks).all_gather(whole, cuts, ranks)

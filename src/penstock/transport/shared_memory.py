@@ -22,7 +22,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from penstock.transport.meeting import WHOLE_BYTES, Meeting
+from penstock.transport.meeting import Meeting
 from penstock.transport.roster import Roster
 from penstock.transport.segment import (
     FIRST_COUNT,
@@ -156,11 +156,6 @@ class SharedMemoryTransport:
     def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> None:
         """Sum in the order of `ranks`."""
         self._meeting(ranks).all_reduce(tensor)
-
-    def begin_sum(self, tensor: Tensor, ranks: tuple[int, ...]) -> Callable[[], None] | None:
-        if len(ranks) == 1 or tensor.nbytes > WHOLE_BYTES:
-            return None
-        return self._meeting(ranks).begin_whole(tensor)
 
     def all_gather(self, whole: Tensor, cuts: Sequence[int], ranks: tuple[int, ...]) -> None:
         check_cuts(whole, cuts, ranks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from queue import Empty, SimpleQueue
 from typing import final
 
@@ -140,34 +140,26 @@ class ThreadTransport:
 
     def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> None:
         """Sum in the order of `ranks`; each member adds one part, for all."""
-        own = tensor.detach().contiguous().view(-1)
-        self.begin_sum(own, ranks)()
-        if not tensor.is_contiguous():
-            tensor.detach().copy_(own.view(tensor.shape))
-
-    def begin_sum(self, tensor: Tensor, ranks: tuple[int, ...]) -> Callable[[], None]:
         check_members(self._rank, self.num_ranks, ranks)
         meeting, at = self._job.meeting(ranks), ranks.index(self._rank)
-        meeting.tensors[at] = tensor.detach()
-        meeting.arrive(at)
-
-        def end() -> None:
-            meeting.join(at, reads=True)
-            tensors = list(meeting.tensors)
-            for rank, other in zip(ranks, tensors, strict=True):
-                if other.numel() != tensors[0].numel() or other.dtype != tensors[0].dtype:
-                    specs = [TensorSpec((t.numel(),), t.dtype) for t in (other, tensors[0])]
-                    raise TransportError(rank, f"sums {specs[0]}, rank {ranks[0]} sums {specs[1]}")
-            part = slice(tensor.numel() * at // len(ranks), tensor.numel() * (at + 1) // len(ranks))
-            total = tensors[0][part].clone()
-            for other in tensors[1:]:
-                total += other[part]
-            for other in tensors:
-                other[part] = total
-            meeting.meet(at)
-            meeting.tensors[at] = torch.empty(0)  # holds nothing longer than needed
-
-        return end
+        own = tensor.detach().contiguous().view(-1)
+        meeting.tensors[at] = own
+        meeting.meet(at, reads=True)
+        tensors = list(meeting.tensors)
+        for rank, other in zip(ranks, tensors, strict=True):
+            if other.numel() != tensors[0].numel() or other.dtype != tensors[0].dtype:
+                specs = [TensorSpec((t.numel(),), t.dtype) for t in (other, tensors[0])]
+                raise TransportError(rank, f"sums {specs[0]}, rank {ranks[0]} sums {specs[1]}")
+        part = slice(own.numel() * at // len(ranks), own.numel() * (at + 1) // len(ranks))
+        total = tensors[0][part].clone()
+        for other in tensors[1:]:
+            total += other[part]
+        for other in tensors:
+            other[part] = total
+        meeting.meet(at)
+        meeting.tensors[at] = torch.empty(0)  # holds nothing longer than needed
+        if not tensor.is_contiguous():
+            tensor.detach().copy_(own.view(tensor.shape))
 
     def all_gather(self, whole: Tensor, cuts: Sequence[int], ranks: tuple[int, ...]) -> None:
         tensors, at = self._brought(whole, cuts, ranks), ranks.index(self._rank)
@@ -356,19 +348,10 @@ class _ThreadMeeting:
         reads:  what others brought, until it comes again.  Who raises does not before all have read
                 what they look at: it may free what it has brought.
         """
-        self.arrive(at)
-        self.join(at, reads=reads)
-
-    def arrive(self, at: int) -> None:
-        """Let the others see that the member at `at` has come."""
         with self._changed:
             self._reading.discard(at)
             self._arrivals[at] += 1
             self._changed.notify_all()
-
-    def join(self, at: int, *, reads: bool = False) -> None:
-        """Return once every member has arrived as often as the one at `at`; see `meet`."""
-        with self._changed:
             self._changed.wait_for(lambda: self._is_over(at))
             missing = self._missing(at)
             if missing or self._job.failure is not None:

@@ -291,9 +291,6 @@ class TorchDistributedTransport:
         if flat.data_ptr() != own.data_ptr():
             own.copy_((flat.view(torch.bool) if own.dtype == torch.bool else flat).view(own.shape))
 
-    def begin_sum(self, tensor: Tensor, ranks: tuple[int, ...]) -> Callable[[], None] | None:
-        return None
-
     def all_gather(self, whole: Tensor, cuts: Sequence[int], ranks: tuple[int, ...]) -> None:
         """Send the own part to each other member; no byte goes a longer way."""
         parts, own = self._parts(whole, cuts, ranks)

@@ -150,14 +150,6 @@ class Transport(Protocol):
         """
         ...
 
-    def begin_sum(self, tensor: Tensor, ranks: tuple[int, ...]) -> Callable[[], None] | None:
-        """Begin what `all_reduce` does with a few numbers; return what waits for it and ends it.
-
-        `tensor` is contiguous, with one dimension.  Nothing else is summed or gathered by `ranks`
-        before that.  None: it can only be done at once.
-        """
-        ...
-
     def connect(self, groups: Sequence[tuple[int, ...]]) -> None:
         """Tell every rank, which all call it, of more sets of ranks that will sum or gather."""
         ...
