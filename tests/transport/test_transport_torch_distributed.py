@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+from datetime import timedelta
 
 import pytest
 import torch
@@ -150,3 +151,23 @@ def test_message_that_is_begun_under_a_profiler_may_outlive_it():
         return total
 
     assert values(run_gloo(2, body)) == [16.0, 16.0]
+
+
+class Endless:
+    """A sum whose connections broke as it began: it never ends, and nobody says so."""
+
+    def wait(self, timeout: timedelta) -> None:
+        raise RuntimeError("Operation timed out!")
+
+    def is_completed(self) -> bool:
+        return False
+
+
+def test_a_sum_that_a_failure_leaves_without_an_end_is_not_waited_for():
+    def body(end):
+        end.barrier()
+        end.abort("a member was lost")
+        end._await_sum(Endless())
+
+    for outcome in run_gloo(2, body):
+        assert "a member was lost" in str(outcome.error)

@@ -58,6 +58,7 @@ from penstock.transport.transport import (
 _LOOK_S = 0.1  # how often the store is asked whether somebody has aborted
 _PATIENCE = 10  # looks at a wait for one who has left, during which what is under way may come
 _GRACE_S = 1.0  # how long a broken connection waits for an abort that explains it
+_STUCK = timedelta(seconds=1)  # after which a sum is looked at that has not ended
 _BREAK_TAG, _PARTS_TAG = 2**30, 2**29  # no edges
 _FAILURE = "failure"
 _LEAVES, _SENT_ALL = "rank {} leaves", "rank {} leaves and has sent all"  # keys of the store
@@ -414,7 +415,23 @@ class TorchDistributedTransport:
             work = start(self._group(ranks))
         except RuntimeError as error:
             raise self._explained(error, ranks) from error
-        self._finish(work, ranks)
+        self._finish(work, ranks, wait=self._await_sum if self._is_cpu else dist.Work.wait)
+
+    def _await_sum(self, work: dist.Work) -> None:
+        """Wait for a sum or a gather of gloo, but for none that a failure has left without an end.
+
+        gloo does not tell one that begins while its connections break.
+        Raises:   TransportError: another rank has failed, and this did not end it.
+        """
+        while True:
+            try:
+                work.wait(_STUCK)
+            except RuntimeError:
+                if work.is_completed():
+                    raise
+                self._fail_if_failed()
+            else:
+                return
 
     def _connect(self, ranks: tuple[int, ...]) -> None:
         """Connect a set of ranks; all ranks take part where torch numbers groups as they come."""
@@ -432,7 +449,13 @@ class TorchDistributedTransport:
             raise ValueError(f"the ranks {ranks} are none of the groups {known}")
         return group
 
-    def _finish(self, work: dist.Work | None, ranks: tuple[int, ...], left: str = _LEAVES) -> None:
+    def _finish(
+        self,
+        work: dist.Work | None,
+        ranks: tuple[int, ...],
+        left: str = _LEAVES,
+        wait: Callable[[dist.Work], object] = dist.Work.wait,
+    ) -> None:
         """Wait for `work` with `ranks`; with the key `left`, one says it does no more for it."""
         if work is None:
             return
@@ -440,7 +463,7 @@ class TorchDistributedTransport:
         me = threading.get_ident()
         self._waits_for[me] = [(rank, left) for rank in ranks if rank != self._rank]
         try:
-            work.wait()
+            wait(work)
         except RuntimeError as error:
             raise self._explained(error, ranks, left) from error
         finally:
