@@ -128,10 +128,15 @@ def test_batches_padded_each_to_its_longest_are_shared_by_replicas_as_a_loop_mak
     trained = ps.train(job, out=tmp_path, **about)
     assert "8 micro-batches have 2 shapes: a plan of each" in said
     assert trained.plan.replicas == 2
+    assert_as_a_loop(trained, job)
+
+
+def assert_as_a_loop(trained, job):
+    """Compare the weights with those of a loop over the data as it was written."""
     model, batches = build_model(job), job.data(0)
-    optimizer = sgd(model.parameters())
+    optimizer = job.optimizer(model.parameters())
     for _ in range(STEPS):
-        loss_of(model, next(batches)).backward()
+        job.loss(model, next(batches)).backward()
         optimizer.step()
         optimizer.zero_grad()
     for name, value in model.named_parameters():
@@ -155,15 +160,7 @@ def test_numbers_of_a_batch_that_change_are_read_by_replicas_as_by_a_loop(tmp_pa
     trained = ps.train(job, out=tmp_path, **about)
     assert "numbers of the batch change: they are tensors of a plan" in said
     assert trained.plan.replicas == 2
-    plainly, batches = build_model(job), schedule(0)
-    optimizer = sgd(plainly.parameters())
-    for _ in range(STEPS):
-        loss(plainly, next(batches)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    for name, value in plainly.named_parameters():
-        weight = trained.outcome.weights[f"weights/{name}"]
-        torch.testing.assert_close(weight, value, rtol=1e-5, atol=1e-6)
+    assert_as_a_loop(trained, job)
 
 
 def test_without_a_plan_data_is_as_it_was_written(tmp_path):

@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import time
 from datetime import timedelta
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from penstock._compat import memory_profile
-from penstock.transport import TensorSpec
+from penstock.transport import TensorSpec, torch_distributed
 from tests.transport.transport_ranks import Outcome, run_gloo, values
 
 SPEC = (TensorSpec((4,), torch.float32),)
@@ -156,8 +157,9 @@ def test_message_that_is_begun_under_a_profiler_may_outlive_it():
 class Endless:
     """A sum whose connections broke as it began: it never ends, and nobody says so."""
 
-    def wait(self, timeout: timedelta) -> None:
-        raise RuntimeError("Operation timed out!")
+    def wait(self, timeout: timedelta | None = None) -> None:
+        if timeout is not None:
+            raise RuntimeError("Operation timed out!")
 
     def is_completed(self) -> bool:
         return False
@@ -171,3 +173,22 @@ def test_a_sum_that_a_failure_leaves_without_an_end_is_not_waited_for():
 
     for outcome in run_gloo(2, body):
         assert "a member was lost" in str(outcome.error)
+
+
+def test_a_sum_that_is_looked_at_before_it_ends_is_still_a_sum(monkeypatch):
+    """However often, and if it ends just as it is looked at."""
+    monkeypatch.setattr(torch_distributed, "_STUCK", timedelta(milliseconds=2))
+    monkeypatch.setattr(Endless, "is_completed", lambda work: True)
+
+    def body(end):
+        if end.rank == 1:
+            time.sleep(0.1)
+        own = torch.full((100_000,), float(end.rank + 1))
+        end.all_reduce(own, (0, 1))
+        end._await_sum(Endless())
+        texts = end.all_gather_bytes(b"%d" % end.rank, (0, 1))
+        end.barrier()
+        end.close()
+        return [own.unique().tolist(), [text.decode() for text in texts]]
+
+    assert values(run_gloo(2, body)) == [[[3.0], ["0", "1"]]] * 2

@@ -428,7 +428,8 @@ class TorchDistributedTransport:
                 work.wait(_STUCK)
             except RuntimeError:
                 if work.is_completed():
-                    raise
+                    work.wait()  # raises its own error; none, if it ended as it was looked at
+                    return
                 self._fail_if_failed()
             else:
                 return
