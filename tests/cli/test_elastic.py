@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -171,7 +172,9 @@ def short_of_one(
 
     def by_torchrun() -> int:
         done = as_torchrun(partial(main, command), tmp_path, ranks=2)
-        return max(code for code, _, _ in done)
+        if any(code is None for code, _, _ in done):
+            sys.stderr.write(f"it does not end: {done}")
+        return max(-1 if code is None else code for code, _, _ in done)
 
     with beside(by_torchrun):
         until(lambda: len(rows(tmp_path, "events.jsonl")) == 2)

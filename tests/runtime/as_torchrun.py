@@ -1,9 +1,12 @@
 """Ranks as torchrun would start them, forked: what has been loaded and traced they need not."""
 
+import contextlib
+import faulthandler
 import multiprocessing
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -26,7 +29,7 @@ def as_torchrun(
     nodes: int = 1,
     ranks: int = 1,
     places: Sequence[Path] = (),
-) -> list[tuple[int, str, str]]:
+) -> list[tuple[int | None, str, str]]:
     """Call it in every rank of a torchrun job; return exit code, stdout and stderr of each.
 
     folder:   for what they say.
@@ -51,6 +54,7 @@ def as_torchrun(
         for each in processes:
             each.join(_LIMIT_S)
         codes = [each.exitcode for each in processes]
+        tell_where([each.pid for each in processes if each.exitcode is None])
     finally:
         for each in (*processes, keeper):
             each.kill()
@@ -62,6 +66,22 @@ def as_torchrun(
         (code, out.read_text(), err.read_text())
         for code, (out, err) in zip(codes, said, strict=True)
     ]
+
+
+def tell_where(processes: Sequence[int | None]) -> None:
+    """Let ranks that do not end, and what they have forked, say where they are to their stderr."""
+    parents = dict[int, int]()
+    for place in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            parents[int(place.parent.name)] = int(place.read_text().rpartition(")")[2].split()[1])
+    found = {pid for pid in processes if pid is not None}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    for pid in found:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGUSR1)
+    if found:
+        time.sleep(1.0)
 
 
 def _environment(rank: int, ranks: int, total: int, port: int) -> dict[str, str]:
@@ -105,6 +125,7 @@ def _rank(
     for number, file in enumerate(said, start=1):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), number)
     sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1) for number in (1, 2))
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
     code = 1
     try:
         code = call() or 0
