@@ -3,6 +3,7 @@
 import json
 import os
 import struct
+import sys
 
 import pytest
 from hypothesis import given
@@ -158,3 +159,23 @@ def test_a_stranger_can_say_what_it_likes(data: bytes, is_caller: bool) -> None:
         pass
     assert not side.is_over
     assert len(buffer) <= MOST_UNKNOWN_BYTES + 97
+
+
+def test_a_proof_takes_no_lock_of_the_whole_process() -> None:
+    """OpenSSL's, in which a fork as a thread ends may leave every new thread of the child."""
+    called = set[str]()
+
+    def note(frame: object, event: str, what: object) -> None:
+        if event == "c_call" and getattr(what, "__module__", None) == "_hashlib":
+            called.add(getattr(what, "__name__", ""))
+
+    sys.setprofile(note)
+    try:
+        one, other = Handshake(0, b"token", is_caller=True), Handshake(1, b"token", is_caller=False)
+        answer = other.feed(bytearray(one.begin()))
+        other.feed(bytearray(one.feed(bytearray(answer))))
+        heard = list(other.hears.opened(bytearray(one.sends.sealed(b"word"))))
+    finally:
+        sys.setprofile(None)
+    assert heard == [b"word"]
+    assert called <= {"compare_digest"}

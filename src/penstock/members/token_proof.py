@@ -1,9 +1,13 @@
 """Proof: how members show each other that they know the run's token, and seal what they say then.
 
-    caller   PENSTOCK 2 | its id, nonce
-    called   its id, nonce, HMAC(token, "called" ids nonces)
-    caller   HMAC(token, "caller" ids nonces)
-    both     length, HMAC(key, number, length), message, HMAC(key, number, message)
+    caller   PENSTOCK 3 | its id, nonce
+    called   its id, nonce, MAC(token, "called" ids nonces)
+    caller   MAC(token, "caller" ids nonces)
+    both     length, MAC(key, number, length), message, MAC(key, number, message)
+
+MAC is BLAKE2b with a key, which takes no lock of the whole process.  OpenSSL does, in each thread's
+first call and in its end: a process that forks as a thread ends may leave that lock taken in the
+child for ever, and then no thread begun there could prove anything.
 
 The token itself never travels.  Each direction of each line has a key of its own, made of the
 token and both nonces, and numbers its messages: one that was changed, left out, repeated or put
@@ -13,6 +17,7 @@ said, and can cut the line; nothing else.
 A peer that has not proved itself may say MOST_UNKNOWN_BYTES in all, each of its lines once.
 
 Ignores:  reading on the way: lines between hosts are taken to be private, or run inside a tunnel.
+Source:   RFC 7693 (BLAKE2).
 """
 
 import hmac
@@ -21,16 +26,16 @@ import secrets
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Annotated, TypeVar, final
 
 import msgspec
 
 from penstock.members.words import MOST_BYTES, WireError
 
-GREETING = b"PENSTOCK 2\n"
+GREETING = b"PENSTOCK 3\n"
 MOST_UNKNOWN_BYTES = 2**10  # that a peer may say before it has proved anything
 _SIZE, _NUMBER = struct.Struct("<I"), struct.Struct("<Q")
-_DIGEST = "sha256"
 HEAD_BYTES, SEAL_BYTES = 20, 32  # in front of each message, and behind it
 _Member = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
 _FROM_CALLER = msgspec.json.Decoder(tuple[_Member, str])
@@ -77,18 +82,10 @@ class Seal:
     def _head(self, size: int, *, ahead: int = 0) -> bytes:
         """Return what a message begins with: a length that was changed would be waited for."""
         words = _NUMBER.pack(self.count + ahead) + _SIZE.pack(size)
-        return (
-            _SIZE.pack(size)
-            + hmac.digest(self.key, b"h" + words, _DIGEST)[: HEAD_BYTES - _SIZE.size]
-        )
+        return _SIZE.pack(size) + _mac(self.key, b"h" + words)[: HEAD_BYTES - _SIZE.size]
 
     def _seal(self, data: bytes) -> bytes:
-        number = _NUMBER.pack(self.count)
-        if len(data) < 2**12:  # the usual word: joined, it takes one call
-            return hmac.digest(self.key, b"m" + number + data, _DIGEST)
-        seal = hmac.new(self.key, b"m" + number, _DIGEST)
-        seal.update(data)
-        return seal.digest()
+        return _mac(self.key, b"m" + _NUMBER.pack(self.count), data)
 
     def _check(self, told: bytes | bytearray, known: bytes) -> None:
         if not hmac.compare_digest(told, known):
@@ -168,7 +165,7 @@ class Handshake:
     def _keyed(self, role: str) -> bytes:
         rows = [(self.own, self.nonce), (self.peer, self._theirs)]
         text = json.dumps([role, *(rows if self.is_caller else reversed(rows))])
-        return hmac.digest(self.token, text.encode(), _DIGEST)
+        return _mac(blake2b(self.token, digest_size=SEAL_BYTES).digest(), text.encode())
 
     def _proof(self, role: str) -> str:
         return self._keyed(role).hex()
@@ -176,6 +173,12 @@ class Handshake:
     def _check(self, proof: str, role: str) -> None:
         if not hmac.compare_digest(proof.encode(errors="replace"), self._proof(role).encode()):
             raise WireError("a peer that does not know the token")
+
+
+def _mac(key: bytes, head: bytes, data: bytes = b"") -> bytes:
+    made = blake2b(head, key=key, digest_size=SEAL_BYTES)
+    made.update(data)
+    return made.digest()
 
 
 def _read(decoder: msgspec.json.Decoder[T], line: bytes) -> T:
