@@ -24,9 +24,15 @@ from tests.graph.zoo import JOBS, job_of
 FREE = RankSpeed(latency_s=0.0, link_bytes_per_s=1e11)
 
 
-def planned(name, tensor=2, *, stages=1, replicas=1, schedule="one_f_one_b", recompute=False):
-    job = replace(JOBS[name], micro_batches=4, clip_norm=0.05, optimizer=adam)
-    made = by_tensor(capture(job), tensor, FREE)
+def planned(name, tensor=2, **options):
+    return planned_of(JOBS[name], tensor, FREE, **options)
+
+
+def planned_of(  # noqa: PLR0913 - of a plan
+    job, tensor, prices, *, stages=1, replicas=1, schedule="one_f_one_b", recompute=False
+):
+    job = replace(job, micro_batches=4, clip_norm=0.05, optimizer=adam)
+    made = by_tensor(capture(job), tensor, prices)
     graph = made.graph
     flop = [float(node.flop) for node in graph.nodes]
     cuts = balanced_cuts(graph, flop, stages, StageEnds(frozenset(), apart_only(graph)))

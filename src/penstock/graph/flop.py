@@ -41,6 +41,8 @@ def flop_of(node: fx.Node) -> int:
         return 2 * _recurrent(args[0], args[1:3])
     if packet == aten.mkldnn_rnn_layer_backward:
         return 4 * _recurrent(args[0], args[1:3])
+    if packet == aten._grouped_mm:
+        return 2 * args[0].numel() * args[1].shape[-1]
     if packet in flop_registry:
         flop = int(flop_registry[packet](*args, **kwargs, out_val=value))
         at = 1 if "backward" in str(packet) else 0  # of the queries

@@ -29,15 +29,16 @@ from penstock.graph.functional import custom, mutates, results_of
 from penstock.graph.graph import Graph, Node, with_cut_points
 from penstock.graph.parts import part_key
 from penstock.graph.rows import Placeholder, rows_of
+from penstock.graph.tensor import expert_slices, token_attention
 from penstock.graph.tensor.collect_op import COLLECT, TAKE, WHOSE
 from penstock.graph.tensor.cuts import collects_in, needed_cuts, places_of
 from penstock.graph.tensor.placed import Held, Layout
 from penstock.graph.tensor.slicing_rules import local_args
-from penstock.graph.tensor.token_attention import RANKED
-from penstock.graph.tensor.value_placement import PARTIAL, WHOLE, Placement, Slices, State, local
+from penstock.graph.tensor.value_placement import WHOLE, Partial, Placement, Slices, State, local
 from penstock.graph.trace import Capture
 
 aten = torch.ops.aten
+_RANKED = *token_attention.RANKED, *expert_slices.RANKED
 
 
 def divided(
@@ -89,8 +90,8 @@ class _RankStep:
         """Return a gradient as the rank gives it: its slice, or what it adds to the sum."""
         if not self.sums_due:
             return self._there(node, self.held.get(name, WHOLE), node)
-        if self.states[node] == PARTIAL:
-            return self.made[node, PARTIAL]
+        if isinstance(state := self.states[node], Partial):
+            return self.made[node, state]
         return self.op_at(node, aten.div.Tensor, self._there(node, WHOLE, node), self.ranks)
 
     # -- ops --------------------------------------------------------------------------------------
@@ -173,7 +174,7 @@ class _RankStep:
             given = map_arg((args, kwargs), lambda each: each.meta["val"])
         value = target(*given[0], **given[1])
         made = self.graph.create_node("call_function", target, args, kwargs)
-        if target in RANKED:
+        if target in _RANKED:
             notes[WHOSE] = True
         made.meta["val"], made.meta["custom"] = value, notes
         return made
@@ -198,7 +199,7 @@ class _RankStep:
         if (node, place) not in self.made:
             if place == WHOLE:
                 self.made[node, WHOLE] = self._whole(node, state, reader)
-            elif state == PARTIAL and (node, place) in self.scattered:
+            elif isinstance(state, Partial) and (node, place) in self.scattered:
                 assert isinstance(place, Slices), "it becomes a slice"
                 self.made[node, place] = self.scatter_at(reader, self.made[node, state], place)
                 self.states[node] = place
@@ -213,7 +214,7 @@ class _RankStep:
         if node in self.layout.viewed:
             args = map_arg(node.args, lambda each: self._there(each, WHOLE, reader))
             return self.op_at(node, node.target, *args, **node.kwargs)
-        if state == PARTIAL:
+        if isinstance(state, Partial):
             return self.op_at(reader, COLLECT, own, "sum", self.ranks)
         assert isinstance(state, Slices), "it is not whole"
         every = self.op_at(reader, COLLECT, own, "gather", self.ranks)

@@ -257,7 +257,12 @@ class Placing:
         there.add((node, to))
         if state == WHOLE:
             return
-        if state == PARTIAL and to != WHOLE and self.spread and (node, WHOLE) not in there:
+        if (
+            isinstance(state, Partial)
+            and to != WHOLE
+            and self.spread
+            and (node, WHOLE) not in there
+        ):
             made.collects.append((node, to))
             made.states[node] = to
             return
@@ -267,5 +272,5 @@ class Placing:
         elif to == WHOLE or (node, WHOLE) not in there:
             made.collects.append((node, to))
         there.add((node, WHOLE))
-        if state == PARTIAL:
+        if isinstance(state, Partial):
             made.states[node] = WHOLE

@@ -23,7 +23,7 @@ from penstock.graph.dims import (
     view_dim,
 )
 from penstock.graph.joined.along import argument, dims_of
-from penstock.graph.tensor import class_slices
+from penstock.graph.tensor import class_slices, expert_slices
 from penstock.graph.tensor.collect_op import COLLECT
 from penstock.graph.tensor.op_choice import (
     OpChoice,
@@ -86,6 +86,7 @@ def _elementwise(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice
     for out in outs:
         yield OpChoice({s: _part_of(s, out, shape) for s in node.all_input_nodes}, out)
     yield from _linear(node, states)
+    yield from expert_slices.elementwise(node, states)
     yield from _spread(node, states, ranks)
 
 
@@ -93,7 +94,8 @@ def _spread(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
     """Yield the choice that makes slices of tokens of the sum of summands."""
     shape = shape_of(node)
     due = any(
-        single(states, each) == PARTIAL and shape_of(each) == shape for each in node.all_input_nodes
+        isinstance(single(states, each), Partial) and shape_of(each) == shape
+        for each in node.all_input_nodes
     )
     dims = (dim for dim, size in enumerate(shape[:-1]) if size and size % ranks == 0)
     if due and (dim := next(dims, None)) is not None:
@@ -113,14 +115,16 @@ def _linear(node: fx.Node, states: States) -> Iterator[OpChoice]:
     """Yield the choice that makes a summand of the result of summands."""
     match node.target:
         case aten.add.Tensor | aten.sub.Tensor:
+            places = {each: single(states, each) for each in node.all_input_nodes}
             if all(isinstance(single(states, each), Partial) for each in given(node)[:2]):
-                yield OpChoice(dict.fromkeys(node.all_input_nodes, PARTIAL), PARTIAL)
-        case aten.neg.default if single(states, given(node)[0]) == PARTIAL:
-            yield OpChoice(dict.fromkeys(node.all_input_nodes, PARTIAL), PARTIAL)
-        case aten.mul.Tensor | aten.div.Tensor if single(
-            states, given(node)[0]
-        ) == PARTIAL and not isinstance(given(node)[1], fx.Node):
-            yield OpChoice(dict.fromkeys(node.all_input_nodes, PARTIAL), PARTIAL)
+                alike = len({*places.values()}) == len({*map(shape_of, places)}) == 1
+                yield OpChoice(places, next(iter(places.values())) if alike else PARTIAL)
+        case aten.neg.default if isinstance(place := single(states, given(node)[0]), Partial):
+            yield OpChoice(dict.fromkeys(node.all_input_nodes, place), place)
+        case aten.mul.Tensor | aten.div.Tensor if isinstance(
+            place := single(states, given(node)[0]), Partial
+        ) and not isinstance(given(node)[1], fx.Node):
+            yield OpChoice(dict.fromkeys(node.all_input_nodes, place), place)
         case _:
             return
 
@@ -133,8 +137,10 @@ def _viewed(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
     place, old, new = single(states, source), shape_of(source), shape_of(node)
     if len(node.all_input_nodes) > 1:  # a size that a tensor gives
         return
-    if place == PARTIAL:
-        yield OpChoice({source: PARTIAL}, PARTIAL)
+    if isinstance(place, Partial):
+        keeps = node.target not in _RESHAPES or old[: place.dim + 1] == new[: place.dim + 1]
+        dim = view_dim(node, old, place.dim, new) if keeps else None
+        yield OpChoice({source: place}, expert_slices.through(node, place, dim))
     if not isinstance(place, Slices):
         return
     if node.target in _RESHAPES:
@@ -159,13 +165,11 @@ def _same_dims(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
 def _squeezed(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
     source = node.all_input_nodes[0]
     place, old = single(states, source), shape_of(source)
-    if place == PARTIAL:
-        yield OpChoice({source: PARTIAL}, PARTIAL)
-    if isinstance(place, Slices):
+    if isinstance(place, Slices | Partial):
         over = dims_of(node, len(old)) if len(given(node)) > 1 else range(len(old))
         gone = [d for d in over if old[d] == 1]
         dim = place.dim - sum(d < place.dim for d in gone)
-        yield OpChoice({source: place}, place.along(dim))
+        yield OpChoice({source: place}, PARTIAL if place.dim in gone else place.along(dim))
 
 
 def _selected(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
@@ -173,7 +177,7 @@ def _selected(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
     source = node.all_input_nodes[0]
     place, rank = single(states, source), len(shape_of(source))
     count = count_of(node)
-    out: Placement = place
+    out: Placement = PARTIAL if isinstance(place, Partial) else place
     if place == WHOLE:
         return
     if isinstance(place, Slices):
@@ -189,8 +193,8 @@ def _put_back(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
     source = node.all_input_nodes[0]
     place, new = single(states, source), shape_of(node)
     at: Any = given(node)[2]
-    if place == PARTIAL:
-        yield OpChoice({source: PARTIAL}, PARTIAL)
+    if isinstance(place, Partial):
+        yield OpChoice({source: place}, PARTIAL)
     if isinstance(place, Slices):
         dim = place.dim + (at % len(new) <= place.dim)
         yield OpChoice({source: place}, place.along(dim))
@@ -203,15 +207,16 @@ def _split(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
     if place == WHOLE:
         return
     out: State = (place,) * len(values)
-    if isinstance(place, Slices):
-        rank = len(shape_of(source))
-        at: Any = argument(node, "dim")
-        if at % rank == place.dim:
-            sizes = {value.shape[place.dim] for value in values}
-            runs, rest = divmod(place.pieces, len(values))
-            if len(sizes) > 1 or rest or (place.folded and runs % 2):
-                return
-            out = (replace(place, pieces=runs),) * len(values)
+    at: Any = argument(node, "dim")
+    rank = len(shape_of(source))
+    if isinstance(place, Partial) and at % rank == place.dim:
+        out = (PARTIAL,) * len(values)
+    if isinstance(place, Slices) and at % rank == place.dim:
+        sizes = {value.shape[place.dim] for value in values}
+        runs, rest = divmod(place.pieces, len(values))
+        if len(sizes) > 1 or rest or (place.folded and runs % 2):
+            return
+        out = (replace(place, pieces=runs),) * len(values)
     yield OpChoice({source: place}, out)
 
 
@@ -220,8 +225,12 @@ def _beside(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
     places = [single(states, source) for source in node.all_input_nodes]
     rank = len(shape_of(node))
     at: Any = argument(node, "dim")
-    if all(place == PARTIAL for place in places):
-        yield OpChoice(dict.fromkeys(node.all_input_nodes, PARTIAL), PARTIAL)
+    if all(isinstance(place, Partial) for place in places):
+        (first, *others) = places
+        assert isinstance(first, Partial), "all are"
+        along = node.target is aten.stack.default or at % rank == first.dim
+        out = PARTIAL if along or any(place != first for place in others) else first
+        yield OpChoice(dict(zip(node.all_input_nodes, places, strict=True)), out)
         return
     own = {place for place in places if isinstance(place, Slices)}
     if len({len(shape_of(source)) for source in node.all_input_nodes}) > 1:
@@ -267,7 +276,7 @@ def _summed(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
     source = node.all_input_nodes[0]
     place = single(states, source)
     _, over, keeps = summed_dims(node)
-    if isinstance(place, Slices):
+    if isinstance(place, Slices | Partial):
         if place.dim in over:
             yield OpChoice({source: place}, PARTIAL)
         else:
@@ -497,7 +506,8 @@ def _heads(states: States, nodes: Any) -> Slices | None:
     found = (p for p in places if isinstance(p, Slices) and p.dim < 2)
     place = next(found, None)
     sizes = {shape_of(each)[:2] for each in nodes}
-    return place if len(sizes) == 1 else None
+    grouped = place == Slices(1) and len({size[0] for size in sizes}) == 1
+    return place if len(sizes) == 1 or grouped else None
 
 
 def _of_mask(mask: Any, place: Slices) -> dict[fx.Node, Placement]:
@@ -572,6 +582,10 @@ RULES: dict[Any, Rule] = {
     **_table(_normed_backward, aten.native_layer_norm_backward.default),
     **_table(_product, aten.mm.default, aten.addmm.default),
     **_table(_products, aten.bmm.default),
+    **_table(expert_slices.grouped, expert_slices.GROUPED),
+    **_table(expert_slices.indexed, *expert_slices.PICKS),
+    **_table(expert_slices.put_into_zeros, *expert_slices.PUTS),
+    **_table(expert_slices.of_its_own, *expert_slices.MAKERS),
     **_table(_embedded, aten.embedding.default),
     **_table(_embedded_backward, aten.embedding_dense_backward.default),
     **_table(_convolution, aten.convolution.default),

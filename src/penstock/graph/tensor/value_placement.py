@@ -37,10 +37,21 @@ class Slices:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """Each rank has a summand of it."""
+    """Each rank has a summand of it.
+
+    rows:  the name of the value that tells which places along `dim` are whose, where each place is
+           one rank's alone: the others have zeros there (expert_slices.py).
+    """
+
+    rows: str = ""
+    dim: int = 0
 
     def __str__(self) -> str:
-        return "a sum that is due"
+        return "rows of each rank's experts" if self.rows else "a sum that is due"
+
+    def along(self, dim: int) -> "Partial":
+        """Return this with its rows along another dim."""
+        return replace(self, dim=dim) if self.rows else self
 
 
 Placement: TypeAlias = Whole | Slices | Partial

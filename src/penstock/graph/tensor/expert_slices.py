@@ -1,0 +1,277 @@
+"""Experts: products by groups of rows, each group with a matrix of its own, divided by experts.
+
+A mixture of experts sorts its rows by the expert that sees them; `_grouped_mm` multiplies the rows
+of each with that expert's matrix.  Each rank has the matrices of some experts, one after the other:
+
+    y = grouped_mm(x [R, d], w [E, d, n], ends)    each rank: the rows of its experts, zeros in
+                                                   the others
+    w.grad = grouped_mm(x.T, y.grad, ends)         each rank: those of its experts
+
+What comes of it is a sum that is due, of which each row is one rank's: so what keeps zeros - an
+activation, a product with what every rank has, or with such rows - needs no collect.  How many
+rows a rank computes is told by the data, not by shapes: none is left out, none has a capacity.
+
+Keeps:    every row, as the plain step computes it.
+Costs:    a sum of all tokens' rows where they leave the experts, and of their gradients; a rank
+          waits for the one whose experts see most rows.
+Ignores:  rows of other ranks' experts, which hold zeros, are held and passed through activations.
+Source:   GShard, arXiv:2006.16668, with sums in place of its exchanges: ranks that divide the ops
+          of a stage have the same tokens.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor, fx
+from torch.utils.flop_counter import (
+    register_flop_formula,  # pyright: ignore[reportUnknownVariableType]
+)
+
+from penstock.graph import by_rows
+from penstock.graph.dims import aten, shape_of
+from penstock.graph.tensor.op_choice import (
+    OpChoice,
+    OpSeries,
+    OpWriter,
+    States,
+    all_whole,
+    given,
+    single,
+)
+from penstock.graph.tensor.value_placement import PARTIAL, WHOLE, Partial, Placement, Slices
+
+GROUPED: Any = aten._grouped_mm.default
+_LIBRARY: Any = by_rows.LIBRARY
+_LIBRARY.define("own_rows_mm(Tensor rows, Tensor weights, Tensor ends, int rank) -> Tensor")
+_LIBRARY.define(
+    "own_experts_mm(Tensor left, Tensor right, Tensor ends, int ranks, int rank) -> Tensor"
+)
+
+
+def _own(ends_E: Tensor, count: int, rank: int) -> tuple[int, int, Tensor]:
+    """Return where the rows of a rank's `count` experts begin and end, and each one's end there."""
+    first = rank * count
+    start = int(ends_E[first - 1]) if first else 0
+    own = ends_E[first : first + count]
+    return start, int(own[-1]), own - start
+
+
+def own_rows_mm(rows_RD: Tensor, weights_END: Tensor, ends_E: Tensor, rank: int) -> Tensor:
+    """Return the product of the rows of a rank's experts with their matrices, zeros for others'.
+
+    rows_RD:      of all experts, in their order.
+    weights_END:  those of this rank's experts, [experts / ranks, D, N].
+    ends_E:       where each expert's rows end, of all experts.
+    """
+    made = rows_RD.new_zeros(len(rows_RD), weights_END.shape[2])
+    start, stop, own = _own(ends_E, len(weights_END), rank)
+    if start < stop:
+        made[start:stop] = GROUPED(rows_RD[start:stop], weights_END, own)
+    return made
+
+
+def own_experts_mm(
+    left_DR: Tensor, right_RN: Tensor, ends_E: Tensor, ranks: int, rank: int
+) -> Tensor:
+    """Return of a rank's experts the products of their columns with their rows: [E / ranks, D, N].
+
+    They are gradients of experts' matrices, of an input, turned, and a gradient.
+    """
+    count = len(ends_E) // ranks
+    start, stop, own = _own(ends_E, count, rank)
+    if start == stop:
+        return left_DR.new_zeros(count, len(left_DR), right_RN.shape[1])
+    return GROUPED(left_DR[:, start:stop], right_RN[start:stop], own)
+
+
+def _rows_seen(rows: Tensor, weights: Tensor, ends: Tensor, rank: int) -> Tensor:
+    return rows.new_empty(len(rows), weights.shape[2])
+
+
+def _experts_seen(left: Tensor, right: Tensor, ends: Tensor, ranks: int, rank: int) -> Tensor:
+    return left.new_empty(len(ends) // ranks, len(left), right.shape[1])
+
+
+for _name, _call, _seen in (
+    ("own_rows_mm", own_rows_mm, _rows_seen),
+    ("own_experts_mm", own_experts_mm, _experts_seen),
+):
+    _LIBRARY.impl(_name, _call, "CPU")
+    _LIBRARY.impl(_name, _call, "CUDA")
+    _LIBRARY.impl(_name, _seen, "Meta")
+OWN_ROWS_MM: Any = torch.ops.penstock.own_rows_mm.default
+OWN_EXPERTS_MM: Any = torch.ops.penstock.own_experts_mm.default
+
+
+@register_flop_formula(torch.ops.penstock.own_rows_mm)
+def _flop_of_rows(
+    rows: Sequence[int], weights: Sequence[int], ends: Sequence[int], *_: Any, **__: Any
+) -> int:
+    """Return the flop of a rank whose experts see as many rows as others."""
+    return 2 * rows[0] * rows[1] * weights[2] * weights[0] // ends[0]
+
+
+@register_flop_formula(torch.ops.penstock.own_experts_mm)
+def _flop_of_experts(
+    left: Sequence[int], right: Sequence[int], ends: Sequence[int], ranks: int, *_: Any, **__: Any
+) -> int:
+    return 2 * left[0] * left[1] * right[1] // ranks
+
+
+# -- rules ----------------------------------------------------------------------------------------
+
+KEEP_ZERO = (  # of one number; what is no number's gradient
+    aten.silu.default,
+    aten.gelu.default,
+    aten.relu.default,
+    aten.tanh.default,
+    aten.abs.default,
+    aten.leaky_relu.default,
+    aten.elu.default,
+    aten._to_copy.default,
+)
+GRADIENTS = (  # of those; without a gradient they are 0
+    aten.silu_backward.default,
+    aten.gelu_backward.default,
+    aten.threshold_backward.default,
+    aten.tanh_backward.default,
+    aten.leaky_relu_backward.default,
+)
+
+
+def are_rows(place: Placement) -> TypeGuard[Partial]:
+    """Return whether each row is one rank's, and zeros elsewhere."""
+    return isinstance(place, Partial) and bool(place.rows)
+
+
+def grouped(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
+    """Yield products of rows with experts' matrices, and gradients of these."""
+    left, right, ends, *more = _operands(node)
+    if not isinstance(ends, fx.Node) or any(each is not None for each in more):
+        return
+    one, other = single(states, left), single(states, right)
+    rows = Partial(ends.name)
+    if len(shape_of(left)) == 2 and len(shape_of(right)) == 3:
+        if other == Slices(0):
+            yield _rows_by_experts(node, rows if one == rows else WHOLE, rows)
+        if isinstance(other, Slices) and other.dim == 2:
+            yield OpChoice({left: WHOLE, right: other, ends: WHOLE}, other.along(1))
+        inner = one if isinstance(one, Slices) and one.dim == 1 else None
+        if inner or (isinstance(other, Slices) and other.dim == 1):
+            place = inner or other
+            assert isinstance(place, Slices), "one of them is sliced"
+            wants: dict[Any, Placement] = {left: place.along(1), right: place.along(1), ends: WHOLE}
+            yield OpChoice(wants, PARTIAL)
+    elif len(shape_of(left)) == len(shape_of(right)) == 2:
+        turned = rows.along(1)
+        if one == turned or other == rows:
+            yield _experts_by_rows(node, one == turned, other == rows)
+        if isinstance(one, Slices) and one.dim == 0:
+            yield OpChoice({left: one, right: WHOLE, ends: WHOLE}, one.along(1))
+        if isinstance(other, Slices) and other.dim == 1:
+            yield OpChoice({left: WHOLE, right: other, ends: WHOLE}, other.along(2))
+
+
+def _operands(node: fx.Node) -> tuple[Any, ...]:
+    return *given(node), *node.kwargs.values()
+
+
+def _rows_by_experts(node: fx.Node, x: Placement, rows: Partial) -> OpChoice:
+    left, right, ends, *_ = _operands(node)
+
+    def build(write: OpWriter, own: Mapping[fx.Node, fx.Node]) -> tuple[Any]:
+        return (write.new(OWN_ROWS_MM, own[left], own[right], own[ends], write.rank),)
+
+    return OpChoice({left: x, right: Slices(0), ends: WHOLE}, rows, OpSeries(build))
+
+
+def _experts_by_rows(node: fx.Node, is_left: bool, is_right: bool) -> OpChoice:
+    left, right, ends, *_ = _operands(node)
+    rows = Partial(ends.name)
+
+    def build(write: OpWriter, own: Mapping[fx.Node, fx.Node]) -> tuple[Any]:
+        about = own[left], own[right], own[ends], write.ranks, write.rank
+        return (write.new(OWN_EXPERTS_MM, *about),)
+
+    wants = {left: rows.along(1) if is_left else WHOLE, right: rows if is_right else WHOLE}
+    return OpChoice({**wants, ends: WHOLE}, Slices(0), OpSeries(build))
+
+
+def elementwise(node: fx.Node, states: States) -> Iterator[OpChoice]:
+    """Yield what keeps zeros: an activation or its gradient, a product with what all have."""
+    places = {each: single(states, each) for each in node.all_input_nodes}
+    own = [each for each, place in places.items() if are_rows(place)]
+    found = {places[each] for each in own}
+    if len(found) != 1 or any(shape_of(each) != shape_of(node) for each in own):
+        return
+    first = given(node)[0]
+    match node.target:
+        case aten.mul.Tensor | aten.mul.Scalar:
+            keeps = True
+        case aten.div.Tensor | aten.div.Scalar:
+            keeps = own == [first]
+        case aten.pow.Tensor_Scalar:
+            keeps = given(node)[1] > 0
+        case target:
+            keeps = target in KEEP_ZERO or (target in GRADIENTS and first in own)
+    if keeps:
+        (place,) = found
+        yield OpChoice({each: place if each in own else WHOLE for each in places}, place)
+
+
+def through(node: fx.Node, place: Partial, dim: int | None) -> Partial:
+    """Return the sum that is due of a view of one; `dim`: that of its rows in the view."""
+    return place.along(dim) if place.rows and dim is not None else PARTIAL
+
+
+def indexed(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
+    """Yield places of a sum that is due: by their numbers, which all have."""
+    source: Any = given(node)[0]
+    place, wants = single(states, source), all_whole(node)
+    if isinstance(place, Partial):
+        yield OpChoice({**wants, source: place}, PARTIAL)
+
+
+def put_into_zeros(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
+    """Yield zeros to which a sum that is due is added at places that all have."""
+    into, value = _put(node)
+    place, wants = single(states, value), all_whole(node)
+    if isinstance(place, Partial) and _is_zero(into):
+        yield OpChoice({**wants, value: place}, PARTIAL)
+
+
+def _put(node: fx.Node) -> tuple[Any, Any]:
+    """Return what is added to, and what is added; None where it replaces what is there."""
+    arguments = given(node)
+    match node.target:
+        case aten.index_put.default:
+            adds = (len(arguments) > 3 and arguments[3]) or node.kwargs.get("accumulate")
+            return arguments[0], arguments[2] if adds else None
+        case aten.index_add.default:
+            return arguments[0], arguments[3] if not node.kwargs else None
+        case _:  # scatter_add
+            return arguments[0], arguments[3]
+
+
+def _is_zero(node: Any) -> bool:
+    zeros = aten.new_zeros.default, aten.zeros.default, aten.zeros_like.default
+    full = aten.full.default, aten.full_like.default, aten.new_full.default
+    return node.target in zeros or (node.target in full and node.args[-1] == 0)
+
+
+def of_its_own(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
+    """Yield a new tensor that takes a dtype of another one, and none of its numbers."""
+    (source,) = node.all_input_nodes
+    if (place := single(states, source)) != WHOLE:
+        yield OpChoice({source: place}, WHOLE)
+
+
+PUTS = aten.index_put.default, aten.index_add.default, aten.scatter_add.default
+PICKS = aten.index.Tensor, aten.index_select.default, aten.gather.default
+MAKERS = (
+    aten.new_zeros.default,
+    aten.new_ones.default,
+    aten.new_full.default,
+)
+RANKED = OWN_ROWS_MM, OWN_EXPERTS_MM  # their last argument is the rank's number

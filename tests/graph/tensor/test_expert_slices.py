@@ -1,0 +1,170 @@
+"""Experts divided among ranks: each row is computed by the rank that has its expert, and once."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+
+from penstock.graph.flop import flop_of
+from penstock.graph.tensor.choose_slices import by_tensor
+from penstock.graph.tensor.expert_slices import GROUPED, OWN_EXPERTS_MM, OWN_ROWS_MM
+from penstock.graph.tensor.placed import Placing, RankSpeed
+from penstock.graph.tensor.value_placement import Partial, Slices
+from penstock.graph.trace import capture
+from penstock.prove.prove import prove
+from penstock.runtime.launch import run_threads
+from tests.graph.executor import run_eager
+from tests.graph.tensor.pretend import run_pretend
+from tests.graph.zoo import floats, job_of
+from tests.runtime.test_collects import planned_of
+
+D, N = 8, 16
+FAST = RankSpeed(flop_per_s=1e6, memory_bytes_per_s=1e12, latency_s=0.0, link_bytes_per_s=1e11)
+counts = st.lists(st.integers(0, 5), min_size=1, max_size=3)
+
+
+def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@given(counts, st.sampled_from([1, 2, 4]))
+def test_rows_are_multiplied_by_the_matrix_of_their_expert_once(seen: list[int], ranks: int):
+    """By a loop over rows; experts may see none."""
+    seen = seen * ranks
+    experts = [k for k, count in enumerate(seen) for _ in range(count)]
+    ends = torch.tensor(seen).cumsum(0, dtype=torch.int32)
+    rows, weights = drawn(len(experts), D), drawn(len(seen), D, N, seed=1)
+    size = len(seen) // ranks
+    own = [
+        OWN_ROWS_MM(rows, weights[rank * size : (rank + 1) * size], ends, rank)
+        for rank in range(ranks)
+    ]
+    for at, k in enumerate(experts):
+        torch.testing.assert_close(own[k // size][at], rows[at] @ weights[k])
+        assert not any(own[rank][at].any() for rank in range(ranks) if rank != k // size)
+
+
+@given(counts, st.sampled_from([1, 2, 4]))
+def test_gradients_of_matrices_are_sums_over_the_rows_of_their_expert(seen: list[int], ranks: int):
+    seen = seen * ranks
+    experts = [k for k, count in enumerate(seen) for _ in range(count)]
+    ends = torch.tensor(seen).cumsum(0, dtype=torch.int32)
+    rows, grads = drawn(len(experts), D), drawn(len(experts), N, seed=1)
+    made = torch.cat([OWN_EXPERTS_MM(rows.t(), grads, ends, ranks, r) for r in range(ranks)])
+    expected = torch.zeros(len(seen), D, N)
+    for at, k in enumerate(experts):
+        expected[k] += torch.outer(rows[at], grads[at])
+    torch.testing.assert_close(made, expected)
+
+
+class Experts(nn.Module):
+    """Top-k of softmax, rows sorted by expert, gate and up in one, as public models have it."""
+
+    def __init__(self, count: int, top: int, act) -> None:
+        super().__init__()
+        self.router = nn.Linear(D, count, bias=False)
+        self.up = nn.Parameter(drawn(count, 2 * N, D) / D**0.5)
+        self.down = nn.Parameter(drawn(count, D, N) / N**0.5)
+        self.count, self.top, self.act = count, top, act
+
+    def forward(self, x):
+        chances = self.router(x).softmax(-1)
+        weights, experts = chances.topk(self.top, -1)
+        weights = (weights / weights.sum(-1, keepdim=True)).reshape(-1)
+        order = experts.reshape(-1).argsort()
+        sorted_experts = experts.reshape(-1)[order]
+        seen = torch.histc(sorted_experts.float(), self.count, 0, self.count - 1)
+        ends = seen.cumsum(0, dtype=torch.int32)
+        rows = x[order // self.top]
+        gate, up = F.grouped_mm(rows, self.up.transpose(1, 2), offs=ends).chunk(2, -1)
+        made = F.grouped_mm(self.act(gate) * up, self.down.transpose(1, 2), offs=ends)
+        made = made * weights[order, None]
+        back = torch.empty_like(order)
+        back[order] = torch.arange(len(order))
+        return made[back].view(len(x), self.top, D).sum(1)
+
+
+class Net(nn.Module):
+    def __init__(self, count: int = 4, top: int = 2, act=F.silu, layers: int = 2) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Experts(count, top, act) for _ in range(layers))
+        self.norms = nn.ModuleList(nn.LayerNorm(D) for _ in range(layers))
+        self.head = nn.Linear(D, D)
+
+    def forward(self, x):
+        for norm, layer in zip(self.norms, self.layers, strict=True):
+            x = x + layer(norm(x))
+        return self.head(x)
+
+
+def by_experts(job, ranks: int):
+    """Return the step divided by experts alone, and what is held in slices."""
+    made = by_tensor(capture(job), ranks, FAST)
+    return made, {row.name for row in made.graph.nodes if row.kind == "parameter"}
+
+
+@settings(max_examples=8)
+@given(
+    st.sampled_from([(4, 2), (4, 1), (8, 3)]),
+    st.sampled_from([F.silu, F.gelu, F.relu, torch.tanh]),
+    st.sampled_from([2, 4]),
+)
+def test_random_experts_are_divided_as_they_are_computed(sizes, act, ranks):
+    count, top = sizes
+    job = job_of(lambda: Net(count, top, act), floats(12, D))
+    made, names = by_experts(job, ranks)
+    assert sum("/" in name and (".up" in name or ".down" in name) for name in names) == 4
+    targets = [node.target for node in made.fx_nodes]
+    assert targets.count(OWN_ROWS_MM) == 8, "two products a layer, and as many backward"
+    assert targets.count(OWN_EXPERTS_MM) == 4
+    assert GROUPED not in targets
+    plain, found = run_eager(job), run_pretend(job, made, ranks)
+    pairs = [*zip(plain.losses, found.losses, strict=True)]
+    pairs += [(plain.gradients[name], found.gradients[name]) for name in plain.gradients]
+    for expected, value in pairs:
+        torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_rows_leave_the_experts_in_one_sum_a_layer_each_way():
+    """Activations between two products of experts need no collect."""
+    job = job_of(lambda: Net(layers=1), floats(12, D))
+    placing = Placing(capture(job), 2, FAST)
+    names = [name for name, _ in placing.capture.model.named_parameters() if "up" in name]
+    held = dict.fromkeys([*names, *(name.replace("up", "down") for name in names)], Slices(0))
+    layout = placing.layout(held)
+    shapes = [placing.shapes[node] for node, _ in layout.collects]
+    assert shapes.count((12, D)) == 2, "of the rows forward, of their gradients backward"
+    rest = [shape for shape in shapes if shape != (12, D)]
+    assert all(torch.Size(shape).numel() <= 12 * 4 for shape in rest), "the router's, small"
+    products = [node for node in layout.choices if node.target is GROUPED]
+    states = [layout.states[node] for node in products]
+    assert [isinstance(state, Partial) for state in states].count(True) == 4
+    assert states.count(Slices(0)) == 2
+
+
+def test_what_does_not_keep_zeros_is_collected_before():
+    """A sigmoid of a row of zeros is none: each rank would add its halves."""
+    job = job_of(lambda: Net(act=torch.sigmoid, layers=1), floats(12, D))
+    made, _ = by_experts(job, 2)
+    plain, found = run_eager(job), run_pretend(job, made, 2)
+    for name, expected in plain.gradients.items():
+        torch.testing.assert_close(found.gradients[name], expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "options", [{"tensor": 4}, {"stages": 2}, {"replicas": 2, "recompute": True}]
+)
+def test_steps_of_ranks_that_divide_experts_are_those_of_the_plain_loop(options):
+    job = job_of(Net, floats(12, D))
+    made = planned_of(job, options.pop("tensor", 2), FAST, **options)
+    assert OWN_ROWS_MM in {node.target for node in made.captured.fx_nodes}
+    assert not prove(made, (0, 3), launcher=run_threads).problem
+
+
+def test_products_by_groups_are_counted_as_work():
+    job = job_of(lambda: Net(layers=1), floats(12, D))
+    products = [node for node in capture(job).fx_nodes if node.target is GROUPED]
+    assert len(products) == 6
+    assert sum(map(flop_of, products)) == 3 * 2 * 24 * D * (2 * N + N)
