@@ -18,7 +18,7 @@ from penstock.cluster.cluster import Cluster
 from penstock.errors import GraphError, PlanError
 from penstock.graph.graph import Graph
 from penstock.graph.parts import part_in
-from penstock.graph.tensor.cuts import LOG_SUM_EXP, collects_in, how_of
+from penstock.graph.tensor.cuts import LOG_SUM_EXP, OWN_ROWS, collects_in, how_of
 from penstock.graph.tensor.least import least_s
 from penstock.job import Job
 from penstock.plan.plan import Decision
@@ -296,6 +296,10 @@ def slices_in_words(graph: Graph) -> str:
     told += ["a loss over classes by classes"] if by_class else []
     spread = sum(how_of(graph.nodes, at) == "scatter" for at in collects)
     told += [f"{spread} sums by tokens"] if spread else []
+    products = sum(node.target == OWN_ROWS and node.phase == "F" for node in graph.nodes)
+    told += [f"{products} products of experts by rows"] if products else []
+    exchanges = sum(how_of(graph.nodes, at) == "exchange" for at in collects)
+    told += [f"{exchanges} exchanges of slices"] if exchanges else []
     return "; ".join((*told, f"{len(collects)} collects of {format_bytes(moved)} a micro-batch"))
 
 

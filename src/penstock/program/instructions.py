@@ -29,8 +29,8 @@ from penstock.errors import ProgramError, ScheduleError
 from penstock.program.reductions import Reduction, Sum
 from penstock.schedule.orders import KINDS, Action
 
-CollectHow = Literal["sum", "gather", "scatter"]
-COLLECT_HOWS: tuple[CollectHow, ...] = ("sum", "gather", "scatter")
+CollectHow = Literal["sum", "gather", "scatter", "exchange"]
+COLLECT_HOWS: tuple[CollectHow, ...] = ("sum", "gather", "scatter", "exchange")
 
 
 class Guarding(NamedTuple):
@@ -100,7 +100,7 @@ class Collect(Printed):
 
     Each of the ranks, which divide the ops of a stage among them, has made a part of it.
     sum: a summand; each gets the sum.  gather: a slice; each gets all of them.  scatter: a summand;
-    each gets its part of the sum.
+    each gets its part of the sum.  exchange: a part for each; each gets those meant for it.
     """
 
     of: Action

@@ -55,7 +55,12 @@ def collect_call(rank: "Rank", instruction: Collect) -> Call:
         for value in values:
             frame[value] = _scattered(frame[value], transport, ranks, copies=value in copies)
 
-    return {"sum": add, "gather": gather, "scatter": scatter}[instruction.how]
+    def exchange() -> None:
+        for value in values:
+            frame[value] = _exchanged(frame[value], transport, ranks)
+
+    calls = {"sum": add, "gather": gather, "scatter": scatter, "exchange": exchange}
+    return calls[instruction.how]
 
 
 def _several(stages: Stages, graph: Graph) -> set[int]:
@@ -83,6 +88,16 @@ def _scattered(own: Tensor, transport: Any, ranks: tuple[int, ...], *, copies: b
     size, place = own.numel() // len(ranks), ranks.index(transport.rank)
     transport.reduce_scatter(own.view(-1), [at * size for at in range(len(ranks) + 1)], ranks)
     return own[place].clone()
+
+
+def _exchanged(own: Tensor, transport: Any, ranks: tuple[int, ...]) -> Tensor:
+    """Return what each rank has for this one, whose place is its own along the first dim."""
+    own, place = own.contiguous(), ranks.index(transport.rank)
+    made = torch.empty_like(own)
+    made[place].copy_(own[place])
+    gives, takes = ([part.reshape(-1) for part in value] for value in (own, made))
+    transport.swap(gives, takes, ranks)
+    return made.view(len(ranks), 1, 1, *own.shape[1:])
 
 
 def collected(capture: Capture, edge: StageEdge, how: str) -> list[int]:

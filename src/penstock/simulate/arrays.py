@@ -295,6 +295,8 @@ def collect_s(program: Program, edge: int, meeting: int, cluster: Cluster | None
     size_bytes = next(each.size_bytes for each in collects if each.how == how)
     if how == "sum":
         return cluster.sum_s(size_bytes, ranks)
+    if how == "exchange":
+        return cluster.collective_s("all_to_all", size_bytes, ranks) + cluster.ends_s(ranks)
     if how == "scatter":
         return cluster.collective_s("reduce_scatter", size_bytes, ranks) + cluster.ends_s(ranks)
     whole = size_bytes * len(ranks)

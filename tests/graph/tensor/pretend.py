@@ -75,9 +75,11 @@ def _run(own: list[Capture], leaves: Any, buffers: Any, seed: int, scale: float)
         if node.target is COLLECT:
             source, how, _ = node.args
             given = [known[source] for known in values]
-            made = torch.stack(given) if how == "gather" else sum(given[1:], given[0])
+            made = sum(given[1:], given[0]) if how in ("sum", "scatter") else torch.stack(given)
             for rank, known in enumerate(values):
-                known[node] = made[rank].clone() if how == "scatter" else made.clone()
+                mine = made[rank] if how == "scatter" else made
+                mine = mine[:, rank, None, None] if how == "exchange" else mine
+                known[node] = mine.clone()
             continue
         for rank, known in enumerate(values):
             args, kwargs = map_arg((rank_args(node, rank), node.kwargs), known.__getitem__)

@@ -2,19 +2,21 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
 from penstock.graph.flop import flop_of
+from penstock.graph.tensor import choose_slices
 from penstock.graph.tensor.choose_slices import by_tensor
+from penstock.graph.tensor.collect_op import COLLECT
 from penstock.graph.tensor.expert_slices import GROUPED, OWN_EXPERTS_MM, OWN_ROWS_MM
 from penstock.graph.tensor.placed import Placing, RankSpeed
 from penstock.graph.tensor.value_placement import Partial, Slices
 from penstock.graph.trace import capture
 from penstock.prove.prove import prove
-from penstock.runtime.launch import run_threads
+from penstock.runtime.launch import run_processes, run_threads
 from tests.graph.executor import run_eager
 from tests.graph.tensor.pretend import run_pretend
 from tests.graph.zoo import floats, job_of
@@ -151,6 +153,70 @@ def test_what_does_not_keep_zeros_is_collected_before():
     plain, found = run_eager(job), run_pretend(job, made, 2)
     for name, expected in plain.gradients.items():
         torch.testing.assert_close(found.gradients[name], expected, rtol=1e-4, atol=1e-6)
+
+
+class Switch(nn.Module):
+    """Groups of tokens, experts with room for so many of each, dispatched by one-hot masks."""
+
+    def __init__(self, experts: int, room: int) -> None:
+        super().__init__()
+        self.router, self.experts, self.room = nn.Linear(D, experts, bias=False), experts, room
+        self.up = nn.Parameter(drawn(experts, D, N) / D**0.5)
+        self.down = nn.Parameter(drawn(experts, N, D, seed=1) / N**0.5)
+
+    def forward(self, x_GSD):
+        chance, expert = self.router(x_GSD).softmax(-1).max(-1)
+        hot = F.one_hot(expert, self.experts).to(x_GSD.dtype)
+        place = ((hot.cumsum(1) - 1) * hot).sum(-1)
+        at = F.one_hot(place.long().clamp(max=self.room - 1), self.room).to(x_GSD.dtype)
+        mask = hot[..., None] * at[..., None, :] * (place < self.room)[..., None, None]
+        rows = torch.einsum("gsec,gsd->egcd", mask, x_GSD).flatten(1, 2)
+        made = torch.bmm(torch.bmm(rows, self.up).relu(), self.down)
+        made = made.view(self.experts, len(x_GSD), self.room, D)
+        return torch.einsum("gsec,egcd->gsd", mask * chance[..., None, None], made)
+
+
+class SwitchNet(nn.Module):
+    def __init__(self, experts: int = 4, room: int = 3) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(D, D), nn.LayerNorm(D)
+        self.layer, self.head = Switch(experts, room), nn.Linear(D, D)
+
+    def forward(self, x):
+        x = self.first(x)
+        return self.head(x + self.layer(self.norm(x)))
+
+
+def exchanging(placing, groups, picked):
+    """Return the layout in which experts are sliced, and what is between them by tokens."""
+    other = Placing(placing.capture, placing.ranks, FAST, spread=True)
+    names = [name for group in groups for name in group.names]
+    held = {n: Slices(0) for n in names if n.endswith((".up", ".down"))}
+    assert len(held) == 2
+    return [other.layout(held)]
+
+
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from([2, 4]), st.sampled_from([4, 8]), st.integers(1, 4))
+def test_rows_go_to_the_ranks_of_their_experts_and_back(monkeypatch, ranks, groups, room):
+    """GShard's exchanges: tokens by groups on each rank, experts by experts."""
+    monkeypatch.setattr(choose_slices, "layouts_of", exchanging)
+    job = job_of(lambda: SwitchNet(4, room), floats(groups, 5, D))
+    made = by_tensor(capture(job), ranks, FAST)
+    hows = [node.args[1] for node in made.fx_nodes if node.target is COLLECT]
+    assert hows.count("exchange") >= 2, "to the experts, and back"
+    plain, found = run_eager(job), run_pretend(job, made, ranks)
+    pairs = [*zip(plain.losses, found.losses, strict=True)]
+    pairs += [(plain.gradients[name], found.gradients[name]) for name in plain.gradients]
+    for expected, value in pairs:
+        torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("launcher", [run_threads, run_processes])
+def test_steps_of_ranks_that_exchange_rows_are_those_of_the_plain_loop(monkeypatch, launcher):
+    monkeypatch.setattr(choose_slices, "layouts_of", exchanging)
+    made = planned_of(job_of(SwitchNet, floats(4, 5, D)), 2, FAST)
+    assert not prove(made, (0, 3), launcher=launcher).problem
 
 
 @pytest.mark.parametrize(

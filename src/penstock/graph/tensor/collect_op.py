@@ -6,6 +6,8 @@ stage, collected on the way (program/instructions.py), so that computing it is n
     sum      each rank has a summand, and gets the sum
     gather   each rank has a slice, and gets those of all, along a new first dim
     scatter  each rank has a summand, and gets of the sum what its place along the first dim is
+    exchange each rank has a part for each rank along the first dim, and gets those meant for it,
+             with two dims of 1 behind the first: so its shape alone tells what it is
 """
 
 from typing import Any
@@ -27,6 +29,9 @@ def _as_seen(value: Tensor, how: str, ranks: int) -> Tensor:
     """Return a tensor as large as what comes of a collect; what this rank alone could make."""
     if how == "gather":
         return value.unsqueeze(0).expand(ranks, *value.shape).contiguous()
+    if how == "exchange":
+        shape = value.shape
+        return value.clone(memory_format=torch.contiguous_format).view(ranks, 1, 1, *shape[1:])
     if how == "scatter":
         return value[0].clone(memory_format=torch.contiguous_format)
     return value.clone(memory_format=torch.contiguous_format)

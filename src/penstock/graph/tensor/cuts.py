@@ -10,8 +10,9 @@ from typing import Literal
 from penstock.graph.graph import COLLECT_TARGET, Graph, Node
 from penstock.graph.stages import StageEdge
 
-CollectHow = Literal["sum", "gather", "scatter"]
+CollectHow = Literal["sum", "gather", "scatter", "exchange"]
 LOG_SUM_EXP = "penstock.log_sum_exp.default"  # of logits of which each rank has some
+OWN_ROWS = "penstock.own_rows_mm.default"  # of experts of which each rank has some
 
 
 def collects_in(nodes: Sequence[Node]) -> list[int]:
@@ -78,7 +79,9 @@ def collects_of(graph: Graph, edge: StageEdge) -> dict[CollectHow, int]:
 
 
 def how_of(nodes: Sequence[Node], collect: int) -> CollectHow:
-    """Return the kind of a collect: a gather gives one dim more, a scatter one less."""
+    """Return the kind of a collect: a gather gives one dim more, an exchange two, a scatter one
+    less.
+    """
     (value,) = nodes[collect].inputs
-    before, after = len(nodes[value].shape), len(nodes[collect].shape)
-    return "sum" if before == after else "gather" if before < after else "scatter"
+    more: dict[int, CollectHow] = {0: "sum", 1: "gather", 2: "exchange", -1: "scatter"}
+    return more[len(nodes[collect].shape) - len(nodes[value].shape)]

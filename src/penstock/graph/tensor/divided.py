@@ -34,7 +34,15 @@ from penstock.graph.tensor.collect_op import COLLECT, TAKE, WHOSE
 from penstock.graph.tensor.cuts import collects_in, needed_cuts, places_of
 from penstock.graph.tensor.placed import Held, Layout
 from penstock.graph.tensor.slicing_rules import local_args
-from penstock.graph.tensor.value_placement import WHOLE, Partial, Placement, Slices, State, local
+from penstock.graph.tensor.value_placement import (
+    WHOLE,
+    Partial,
+    Placement,
+    Slices,
+    State,
+    are_exchanged,
+    local,
+)
 from penstock.graph.trace import Capture
 
 aten = torch.ops.aten
@@ -203,6 +211,8 @@ class _RankStep:
                 assert isinstance(place, Slices), "it becomes a slice"
                 self.made[node, place] = self.scatter_at(reader, self.made[node, state], place)
                 self.states[node] = place
+            elif are_exchanged(state, place) and (node, place) in self.scattered:
+                self.made[node, place] = self.exchange_at(reader, node, state, place)
             else:
                 assert isinstance(place, Slices), "no value becomes a summand"
                 whole = self._there(node, WHOLE, reader)
@@ -274,6 +284,30 @@ class _RankStep:
             parts = self.op_at(reader, aten.clone.default, parts, memory_format=layout)
         made = self.op_at(reader, COLLECT, parts, "scatter", self.ranks)
         return self.op_at(reader, aten.view.default, made, list(local(place, shape, self.ranks)))
+
+    def exchange_at(
+        self, reader: fx.Node, node: fx.Node, old: Placement, place: Placement
+    ) -> fx.Node:
+        """Return this rank's slices of a value along one dim, of those along another."""
+        assert isinstance(old, Slices), "it has slices"
+        assert isinstance(place, Slices), "and gets others"
+        own, ranks = self.made[node, old], self.ranks
+        shape = list(own.meta["val"].shape)
+        size = shape[place.dim] // ranks
+        apart = [*shape[: place.dim], ranks, size, *shape[place.dim + 1 :]]
+        parts = self.op_at(reader, aten.view.default, own, apart)
+        order = [place.dim, *(dim for dim in range(len(apart)) if dim != place.dim)]
+        parts = self.op_at(reader, aten.permute.default, parts, order)
+        layout = torch.contiguous_format
+        parts = self.op_at(reader, aten.clone.default, parts, memory_format=layout)
+        came = self.op_at(reader, COLLECT, parts, "exchange", ranks)
+        shape[place.dim] = size
+        came = self.op_at(reader, aten.view.default, came, [ranks, *shape])
+        order = [*range(1, old.dim + 1), 0, *range(old.dim + 1, len(shape) + 1)]
+        came = self.op_at(reader, aten.permute.default, came, order)
+        came = self.op_at(reader, aten.clone.default, came, memory_format=layout)
+        shape[old.dim] *= ranks
+        return self.op_at(reader, aten.view.default, came, shape)
 
     # -- the new step -----------------------------------------------------------------------------
 

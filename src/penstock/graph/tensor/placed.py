@@ -25,6 +25,7 @@ from penstock.graph.tensor.value_placement import (
     Slices,
     State,
     Whole,
+    are_exchanged,
     fits,
 )
 from penstock.graph.trace import Capture
@@ -220,6 +221,8 @@ class Placing:
             return 0.0
         if not fits(to, self.shapes[node], self.ranks):
             return inf
+        if self._is_exchanged(there, node, state, to):
+            return self._collect_s(self.bytes[node] / self.ranks) if row.phase == phase else inf
         if isinstance(state, Slices) and (source := self._looked_at(node)) is not None:
             seen = (source, WHOLE) in there
             return 0.0 if seen else self._change_s(states, there, source, WHOLE, phase)
@@ -239,6 +242,13 @@ class Placing:
             case _:
                 return self._collect_s(2 * size)
 
+    def _is_exchanged(self, there: There, node: fx.Node, state: State, to: Placement) -> bool:
+        """Return whether slices become others by an exchange: all of it is nowhere yet."""
+        if self.rows[node].kind != "op" or self.free[node] or not are_exchanged(state, to):
+            return False
+        source = self._looked_at(node)
+        return (node, WHOLE) not in there and (source is None or (source, WHOLE) not in there)
+
     def _looked_at(self, node: fx.Node) -> fx.Node | None:
         """Return the value of which a view shows all: it is gathered once for all of its views."""
         if node.target not in RESHAPED or len(node.all_input_nodes) != 1:
@@ -254,6 +264,7 @@ class Placing:
             made.wanted.setdefault(node, set()).add(to)
         if isinstance(state, tuple) or state == to or (node, to) in there:
             return
+        exchanged = self._is_exchanged(there, node, state, to)
         there.add((node, to))
         if state == WHOLE:
             return
@@ -265,6 +276,9 @@ class Placing:
         ):
             made.collects.append((node, to))
             made.states[node] = to
+            return
+        if exchanged:
+            made.collects.append((node, to))
             return
         if isinstance(state, Slices) and (source := self._looked_at(node)) is not None:
             made.viewed.add(node)

@@ -59,6 +59,16 @@ State: TypeAlias = Placement | tuple[Placement, ...]  # of an op with several re
 WHOLE, PARTIAL = Whole(), Partial()
 
 
+def are_exchanged(before: State, after: Placement) -> bool:
+    """Return whether ranks need to tell each other parts of their slices only, for other slices.
+
+    Of slices in several runs, or folded ones, all is gathered.
+    """
+    both = before, after
+    plain = all(isinstance(p, Slices) and p.pieces == 1 and not p.folded for p in both)
+    return plain and before != after
+
+
 def fits(place: Placement, shape: tuple[int, ...], ranks: int) -> bool:
     """Return whether a value of this shape can be placed so, with alike slices."""
     if not isinstance(place, Slices):
