@@ -8,6 +8,8 @@ samples from the same weights.  Ours goes through shared memory, the peer throug
 gpt    8 blocks of width 256, two windows of 128 tokens; query, key and value apart, as the peer
        wants them
 vgg    six convolutions and two wide layers behind them, 16 pictures of 32 x 32
+moe    4 such blocks, each with 8 experts of width 512 in place of its network, 2 a token, none
+       left out; the peer divides attention, for torch has nothing that divides experts
 
 --way context: ranks divide the tokens of each sequence; the peer is the plain loop, whole on each
 rank at the same time.
@@ -76,7 +78,7 @@ from penstock.simulate.of_program import simulate
 from penstock.timeline import peak_bytes, step_s
 from penstock.transport import Transport
 
-RANKS, MODELS = (2, 4), ("gpt", "vgg")
+RANKS, MODELS = (2, 4), ("gpt", "vgg", "moe")
 LONG = "gpt-512", "gpt-1024", "gpt-2048"  # with as many tokens, for --way context
 ROUNDS, STEPS = 5, 3
 Batch = tuple[Tensor, Tensor]
@@ -104,6 +106,39 @@ class Block(nn.Module):
         q, k, v = (part.view(B, T, -1, self.head).transpose(1, 2) for part in parts)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.mix(mixed.transpose(1, 2).reshape(B, T, -1))
+
+
+class MixedBlock(Block):
+    """Attention and eight experts, of which each token sees the two that its router likes most."""
+
+    experts, seen, inner = 8, 2, 512
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__(width, heads)
+        del self.up, self.down
+        self.router = nn.Linear(width, self.experts, bias=False)
+        self.gate_up = nn.Parameter(torch.randn(self.experts, width, 2 * self.inner) * 0.02)
+        self.out = nn.Parameter(torch.randn(self.experts, self.inner, width) * 0.02)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        x_BTD = x_BTD + self.attention(self.norm_attention(x_BTD))
+        return x_BTD + self.mixed(self.norm_hidden(x_BTD).flatten(0, 1)).view_as(x_BTD)
+
+    def mixed(self, x_ND: Tensor) -> Tensor:
+        """Return for each row the sum of what its experts make of it, by their shares."""
+        shares, chosen = self.router(x_ND).softmax(-1).topk(self.seen, -1)
+        order = chosen.flatten().argsort(stable=True)
+        counts = torch.histc(chosen.flatten().float(), self.experts, 0, self.experts - 1)
+        ends, rows = counts.cumsum(0, dtype=torch.int32), x_ND[order // self.seen]
+        gate, up = F.grouped_mm(rows, self.gate_up, offs=ends).chunk(2, -1)
+        made = F.grouped_mm(F.silu(gate) * up, self.out, offs=ends)
+        made = made * shares.flatten()[order, None]
+        return torch.zeros_like(x_ND).index_add(0, order // self.seen, made)
+
+
+def moe() -> nn.Module:
+    blocks = (MixedBlock(GPT.width, GPT.heads) for _ in range(4))
+    return nn.Sequential(Enter(GPT), *blocks, Leave(GPT))
 
 
 def gpt(size: Size = GPT) -> nn.Module:
@@ -134,8 +169,9 @@ def loss_of_vgg(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def job_of(name: str) -> Job:
-    if name == "gpt":
-        return Job(gpt, loss_of_gpt, GPT.data, adamw, micro_batches=1)
+    if name in ("gpt", "moe"):
+        model = gpt if name == "gpt" else moe
+        return Job(model, loss_of_gpt, GPT.data, adamw, micro_batches=1)
     if name in LONG:
         size = replace(GPT, window=int(name.partition("-")[2]), micro_batch=1)
         return Job(partial(gpt, size), loss_of_gpt, size.data, adamw, micro_batches=1)
@@ -147,9 +183,11 @@ def by_hand(model: nn.Module) -> dict[str, ParallelStyle]:
     styles: dict[str, ParallelStyle] = {}
     for name, module in model.named_modules():
         if isinstance(module, Block):
-            columns, rows = ("query", "key", "value", "up"), ("mix", "down")
-            styles |= {f"{name}.{each}": ColwiseParallel() for each in columns}
-            styles |= {f"{name}.{each}": RowwiseParallel() for each in rows}
+            for each, _ in module.named_children():
+                if each in ("query", "key", "value", "up"):
+                    styles[f"{name}.{each}"] = ColwiseParallel()
+                elif each in ("mix", "down"):
+                    styles[f"{name}.{each}"] = RowwiseParallel()
     if not styles:
         wide = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
         styles = {wide[0]: ColwiseParallel(), wide[1]: RowwiseParallel()}

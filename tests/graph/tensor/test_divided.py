@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
 
 from penstock.errors import GraphError
 from penstock.graph.code import callable_of
@@ -102,6 +103,29 @@ class Net(nn.Module):
 def test_random_nets_are_divided_as_they_are_computed(widths, adds, runs, ranks):
     job = job_of(lambda: Net(widths, adds=adds, runs=runs), floats(3, 8))
     assert_equal(job, by_tensor(capture(job), ranks, FREE), ranks)
+
+
+class SharedKeys(nn.Module):
+    """Attention in which two heads share one of keys and values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.mix = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.key, self.value = nn.Linear(16, 8), nn.Linear(16, 8)
+
+    def forward(self, x):
+        parts = self.query(x), self.key(x), self.value(x)
+        q, k, v = (part.unflatten(-1, (-1, 4)).transpose(1, 2) for part in parts)
+        mixed = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return x + self.mix(mixed.transpose(1, 2).flatten(2))
+
+
+def test_heads_that_share_keys_are_divided_with_them():
+    job = job_of(SharedKeys, floats(2, 6, 16))
+    made = by_tensor(capture(job), 2, FREE)
+    assert_equal(job, made, 2)
+    attended = next(n for n in made.fx_nodes if "attention" in str(n.target))
+    assert [part.meta["val"].shape[1] for part in attended.args[:3]] == [2, 1, 1]
 
 
 def test_the_parts_of_all_ranks_are_the_whole_parameter():
