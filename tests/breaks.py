@@ -847,14 +847,6 @@ BREAKS = (
         means="each rank adds what an activation makes of rows that are not its own",
     ),
     Break(
-        name="rows of another shape",
-        file="graph/tensor/slicing_rules.py",
-        old="keeps = node.target not in _RESHAPES or old[: place.dim + 1] == new[: place.dim + 1]",
-        new="keeps = True",
-        tests=("tests/graph/tensor/test_expert_slices.py",),
-        means="rows that were put together are taken for one rank's",
-    ),
-    Break(
         name="exchanged to where it was",
         file="graph/tensor/divided.py",
         old="order = [*range(1, old.dim + 1), 0, *range(old.dim + 1, len(shape) + 1)]",

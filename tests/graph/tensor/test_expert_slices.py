@@ -61,15 +61,28 @@ def test_gradients_of_matrices_are_sums_over_the_rows_of_their_expert(seen: list
     torch.testing.assert_close(made, expected)
 
 
+def held_apart(*, spread):
+    """Return what lays a step out with experts in slices, between them by tokens or whole."""
+
+    def layouts(placing, groups, picked):
+        other = Placing(placing.capture, placing.ranks, FAST, spread=spread)
+        names = [name for group in groups for name in group.names]
+        held = {n: Slices(0) for n in names if n.endswith((".up", ".down"))}
+        assert len(held) == 2
+        return [other.layout(held)]
+
+    return layouts
+
+
 class Experts(nn.Module):
     """Top-k of softmax, rows sorted by expert, gate and up in one, as public models have it."""
 
-    def __init__(self, count: int, top: int, act) -> None:
+    def __init__(self, count: int, top: int, act, last=None) -> None:
         super().__init__()
         self.router = nn.Linear(D, count, bias=False)
         self.up = nn.Parameter(drawn(count, 2 * N, D) / D**0.5)
         self.down = nn.Parameter(drawn(count, D, N) / N**0.5)
-        self.count, self.top, self.act = count, top, act
+        self.count, self.top, self.act, self.last = count, top, act, last
 
     def forward(self, x):
         chances = self.router(x).softmax(-1)
@@ -82,16 +95,16 @@ class Experts(nn.Module):
         rows = x[order // self.top]
         gate, up = F.grouped_mm(rows, self.up.transpose(1, 2), offs=ends).chunk(2, -1)
         made = F.grouped_mm(self.act(gate) * up, self.down.transpose(1, 2), offs=ends)
-        made = made * weights[order, None]
+        made = (made if self.last is None else self.last(made)) * weights[order, None]
         back = torch.empty_like(order)
         back[order] = torch.arange(len(order))
         return made[back].view(len(x), self.top, D).sum(1)
 
 
 class Net(nn.Module):
-    def __init__(self, count: int = 4, top: int = 2, act=F.silu, layers: int = 2) -> None:
+    def __init__(self, count=4, top=2, act=F.silu, layers=2, last=None) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Experts(count, top, act) for _ in range(layers))
+        self.layers = nn.ModuleList(Experts(count, top, act, last) for _ in range(layers))
         self.norms = nn.ModuleList(nn.LayerNorm(D) for _ in range(layers))
         self.head = nn.Linear(D, D)
 
@@ -146,10 +159,12 @@ def test_rows_leave_the_experts_in_one_sum_a_layer_each_way():
     assert states.count(Slices(0)) == 2
 
 
-def test_what_does_not_keep_zeros_is_collected_before():
+def test_what_does_not_keep_zeros_is_collected_before(monkeypatch):
     """A sigmoid of a row of zeros is none: each rank would add its halves."""
-    job = job_of(lambda: Net(act=torch.sigmoid, layers=1), floats(12, D))
+    monkeypatch.setattr(choose_slices, "layouts_of", held_apart(spread=False))
+    job = job_of(lambda: Net(act=torch.sigmoid, layers=1, last=torch.sigmoid), floats(12, D))
     made, _ = by_experts(job, 2)
+    assert OWN_ROWS_MM in {node.target for node in made.fx_nodes}
     plain, found = run_eager(job), run_pretend(job, made, 2)
     for name, expected in plain.gradients.items():
         torch.testing.assert_close(found.gradients[name], expected, rtol=1e-4, atol=1e-6)
@@ -187,20 +202,11 @@ class SwitchNet(nn.Module):
         return self.head(x + self.layer(self.norm(x)))
 
 
-def exchanging(placing, groups, picked):
-    """Return the layout in which experts are sliced, and what is between them by tokens."""
-    other = Placing(placing.capture, placing.ranks, FAST, spread=True)
-    names = [name for group in groups for name in group.names]
-    held = {n: Slices(0) for n in names if n.endswith((".up", ".down"))}
-    assert len(held) == 2
-    return [other.layout(held)]
-
-
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from([2, 4]), st.sampled_from([4, 8]), st.integers(1, 4))
 def test_rows_go_to_the_ranks_of_their_experts_and_back(monkeypatch, ranks, groups, room):
     """GShard's exchanges: tokens by groups on each rank, experts by experts."""
-    monkeypatch.setattr(choose_slices, "layouts_of", exchanging)
+    monkeypatch.setattr(choose_slices, "layouts_of", held_apart(spread=True))
     job = job_of(lambda: SwitchNet(4, room), floats(groups, 5, D))
     made = by_tensor(capture(job), ranks, FAST)
     hows = [node.args[1] for node in made.fx_nodes if node.target is COLLECT]
@@ -214,7 +220,7 @@ def test_rows_go_to_the_ranks_of_their_experts_and_back(monkeypatch, ranks, grou
 
 @pytest.mark.parametrize("launcher", [run_threads, run_processes])
 def test_steps_of_ranks_that_exchange_rows_are_those_of_the_plain_loop(monkeypatch, launcher):
-    monkeypatch.setattr(choose_slices, "layouts_of", exchanging)
+    monkeypatch.setattr(choose_slices, "layouts_of", held_apart(spread=True))
     made = planned_of(job_of(SwitchNet, floats(4, 5, D)), 2, FAST)
     assert not prove(made, (0, 3), launcher=launcher).problem
 
