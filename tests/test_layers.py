@@ -141,6 +141,7 @@ TORCH_FILES = {
     "graph/tensor/by_tokens.py",
     "graph/tensor/choose_slices.py",
     "graph/tensor/class_slices.py",
+    "graph/tensor/expert_slices.py",
     "graph/tensor/op_choice.py",
     "graph/tensor/collect_op.py",
     "graph/tensor/divided.py",

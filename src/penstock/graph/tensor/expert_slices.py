@@ -104,7 +104,6 @@ OWN_ROWS_MM: Any = torch.ops.penstock.own_rows_mm.default
 OWN_EXPERTS_MM: Any = torch.ops.penstock.own_experts_mm.default
 
 
-@register_flop_formula(torch.ops.penstock.own_rows_mm)
 def _flop_of_rows(
     rows: Sequence[int], weights: Sequence[int], ends: Sequence[int], *_: Any, **__: Any
 ) -> int:
@@ -112,11 +111,14 @@ def _flop_of_rows(
     return 2 * rows[0] * rows[1] * weights[2] * weights[0] // ends[0]
 
 
-@register_flop_formula(torch.ops.penstock.own_experts_mm)
 def _flop_of_experts(
     left: Sequence[int], right: Sequence[int], ends: Sequence[int], ranks: int, *_: Any, **__: Any
 ) -> int:
     return 2 * left[0] * left[1] * right[1] // ranks
+
+
+register_flop_formula(torch.ops.penstock.own_rows_mm)(_flop_of_rows)
+register_flop_formula(torch.ops.penstock.own_experts_mm)(_flop_of_experts)
 
 
 # -- rules ----------------------------------------------------------------------------------------
@@ -242,7 +244,7 @@ def put_into_zeros(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoi
 
 
 def _put(node: fx.Node) -> tuple[Any, Any]:
-    """Return what is added to, and what is added; None where it replaces what is there."""
+    """Return the tensor that an op adds to, and the one it adds; None: it replaces numbers."""
     arguments = given(node)
     match node.target:
         case aten.index_put.default:
