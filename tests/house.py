@@ -21,8 +21,8 @@ BEHIND = {  # lines that may stand behind a module
     "schedule.one_f_one_b": 2_546,  # since Python prints hints
     "program.program": 5_360,  # since Python prints hints
     "simulate.simulate": 13_540,  # since Python prints hints
-    "runtime.worker": 35_070,  # since Python prints hints
-    "training.train": 106_705,  # since a sum without an end is not waited for
+    "runtime.worker": 35_070,  # since slices are exchanged
+    "training.train": 106_705,  # since experts are divided
 }
 _RUNNING = (
     "runtime",
