@@ -394,7 +394,11 @@ def test_flag_is_a_quarter_beyond_the_prediction_and_a_cause_a_tenth_of_the_step
     for data_s, cause in ((FLAG * step_s, "compute"), (FLAG * step_s + 0.01, "loader")):
         assert bottleneck(broken(more(data=data_s), PLAN), plan).cause == cause
     slow = broken(more(data=0.5, rest=2.0), PLAN)  # 6.5 s
-    assert bottleneck(slow, plan).cause == "unclear"
+    found = bottleneck(slow, plan)
+    assert found.cause == "unclear"
+    assert "2.00 s of it pass between actions" in found.evidence
+    waits = broken(more(waiting=2.0), more(waiting=2.0))
+    assert "no single cause" in bottleneck(waits, plan).evidence
     assert bottleneck(broken(more(data=0.7, rest=2.0), PLAN), plan).cause == "loader"
     assert 0.5 / 6.5 < CAUSE < 0.7 / 6.7
 

@@ -32,7 +32,7 @@ def ranks(inputs: Inputs) -> Iterator[Markup]:
     yield section(
         "Ranks that came and went",
         tag("p", intro),
-        tag("figure", _bars(told, end_s)),
+        tag("figure", _bars(told, end_s), class_="scroll"),
         _table(told),
         tag("p", f"Last: {told[-1].why or 'as it began'}.", class_="note"),
     )

@@ -74,7 +74,7 @@ def wall(inputs: Inputs) -> Iterator[Markup]:
     if measured.num_ranks > MAX_RANKS:
         left = f"{MAX_RANKS} of {measured.num_ranks:,} ranks are drawn."
         parts.append(tag("p", left, class_="note"))
-    parts.append(tag("figure", _bars(measured, predicted)))
+    parts.append(tag("figure", _bars(measured, predicted), class_="scroll"))
     yield section("Where the wall time went", *parts, _table(measured, predicted))
 
 

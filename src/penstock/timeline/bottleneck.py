@@ -140,9 +140,19 @@ def bottleneck(measured: Breakdown, predicted: Breakdown | None = None) -> Bottl
         return Bottleneck(*greatest[:2], True, share, slowdown, evidence, greatest.hint)
     if slowdown is None:
         return Bottleneck("compute", (), False, 0.0, None, f"{about}, and no part stands out")
-    evidence = f"{about}, and no single cause takes {CAUSE:.0%} of it"
-    hint = "compare the timelines in report.html"
+    evidence, hint = _unclear(measured, about)
     return Bottleneck("unclear", (), True, max(0.0, share), slowdown, evidence, hint)
+
+
+def _unclear(measured: Breakdown, about: str) -> tuple[str, str]:
+    """Return evidence and hint where no cause takes enough of a step."""
+    rest_s = max(measured.of("rest"))
+    if rest_s < CAUSE * measured.step_s:
+        evidence = f"{about}, and no single cause takes {CAUSE:.0%} of it"
+        return evidence, "compare the timelines in report.html"
+    words = f"{format_seconds(rest_s)} of it pass between actions, in no part that is measured"
+    hint = "train for more steps: what is done once, as to begin saving, counts less then"
+    return f"{about}; {words}", hint
 
 
 def _as_predicted(predicted: Breakdown, slowdown: float, about: str) -> Bottleneck:
