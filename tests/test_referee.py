@@ -39,7 +39,7 @@ def test_no_rank_begins_a_step_further_ahead_than_its_bound():
     assert told([*referee.push(0, 1, 1)]) == []  # it is 2 steps ahead of the other one
     follows = [*referee.push(1, 0, 0)]
     assert taken(follows) == [ServedUpdate(2, 0, (1,), 0)]
-    assert referee.staleness(follows[0]) == 2
+    assert follows[0].staleness == 2
     assert told(follows) == [0, 1]
 
 

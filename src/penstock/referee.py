@@ -38,6 +38,11 @@ class ServedUpdate(NamedTuple):
     ranks: tuple[int, ...]
     read: int
 
+    @property
+    def staleness(self) -> int:
+        """Return the number of updates between the weights of its gradient and those it updates."""
+        return self.version - self.read
+
 
 class ServedAnswer(NamedTuple):
     """What a rank is told: that it may go on.
@@ -92,10 +97,6 @@ class Referee:
         """Yield what follows where a rank is done with its steps."""
         self.done.pop(rank)
         yield from self._decided()
-
-    def staleness(self, taken: ServedUpdate) -> int:
-        """Return the number of updates between the weights of a gradient and those it updates."""
-        return taken.version - taken.read
 
     def _decided(self) -> Iterator[ServedUpdate | ServedAnswer]:
         moved = False

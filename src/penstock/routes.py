@@ -231,9 +231,15 @@ def _doubling(n: int) -> SumRoutes:
     return SumRoutes(1, (*fold, *middle, *back))
 
 
+def server_places(text: str, ranks: int) -> tuple[int, ...]:
+    """Return on which of so many ranks the servers of "server:K" are, spread evenly."""
+    servers = topology_of(text).size
+    return tuple(at * ranks // servers for at in range(servers))
+
+
 def _to_servers(n: int, servers: int) -> list[_Hops]:
-    """Return the round in which each of the servers, which are spread evenly, gets its block."""
-    places = [at * n // servers for at in range(servers)]
+    """Return the round in which each of the servers gets its block."""
+    places = server_places(f"server:{servers}", n)
     pairs = ((p, at, server) for p in range(n) for at, server in enumerate(places))
     return [[BlockHop(p, server, at, at + 1) for p, at, server in pairs if p != server]]
 

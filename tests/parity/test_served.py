@@ -47,7 +47,7 @@ def momentum(weights):
     return torch.optim.SGD(weights, lr=0.05, momentum=0.9)
 
 
-def served(way, stages=1):
+def served(way, stages=1, servers=1):
     """Return plan, capture and job: two micro-batches a rank and step."""
     job = replace(job_of(momentum, wide, sums=way), data=doubles, micro_batches=RANKS * EACH)
     captured = capture(job)
@@ -55,7 +55,8 @@ def served(way, stages=1):
     cuts = [points * number // stages for number in range(1, stages)]
     sizes = {"num_micro_batches": EACH, "replicas": RANKS, "num_ranks": 1}
     plan = plan_by_hand(captured.graph, cuts, "breadth_first" if stages > 1 else "gpipe", **sizes)
-    return plan.changed(sums=way), captured, job
+    words = {"sums": way, "topology": f"server:{servers}" if servers > 1 else None}
+    return plan.changed(**words), captured, job
 
 
 def task_of(parts, folder, steps=range(STEPS), every=0, **options):

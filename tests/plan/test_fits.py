@@ -64,7 +64,13 @@ WAYS: dict[str, list[dict[str, object]]] = {  # changes by which a plan has the 
     ],
     "ranks that divide a replica": [{"num_ranks": 2}],
     "clipping": [{"clip": True}],
-    "a topology": [{"topology": "ring", "replicas": 2}, {"topology": "ring"}],
+    "a topology": [
+        {"topology": "ring", "replicas": 2},
+        {"topology": "ring"},
+        {"topology": "server:2", "replicas": 2},
+        {"topology": "server:2"},
+    ],
+    "rounds of sums": [{"topology": "ring", "replicas": 2}, {"topology": "ring"}],
     "sums that have ways of their own": [
         {"sums": "bfloat16", "replicas": 2},
         {"sums": "int8", "replicas": 2},

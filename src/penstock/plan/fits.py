@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from penstock.errors import PlanError, ScheduleError
 from penstock.program.instructions import Guarding
 from penstock.program.passes.offload import Offloaded
+from penstock.routes import topology_of
 from penstock.schedule.grid import unlike, written
 from penstock.schedule.recipe import Recipe, built, copied_of, has_window, name_of
 from penstock.schedule.schedule import Schedule
@@ -32,6 +33,10 @@ class Misfit(NamedTuple):
 
 def _undoes(plan: "Plan") -> bool:
     return plan.agreement.clip and plan.agreement.post_validation
+
+
+def _has_servers(plan: "Plan") -> bool:
+    return topology_of(plan.agreement.topology or "direct").kind == "server"
 
 
 def _away(plan: "Plan", *words: Offloaded) -> bool:
@@ -82,6 +87,7 @@ FEATURES: "dict[str, Callable[[Plan], bool]]" = {
     "ranks that divide a replica": lambda plan: plan.num_ranks > 1,
     "clipping": lambda plan: plan.agreement.clip,
     "a topology": lambda plan: bool(plan.agreement.topology and plan.topology),
+    "rounds of sums": lambda plan: bool(plan.agreement.topology) and not _has_servers(plan),
     "sums that have ways of their own": lambda plan: plan.sums_kind in _OWN_WAYS,
     "compiled ops": lambda plan: plan.terms.compiled,
     "one copy of buffers": lambda plan: plan.terms.buffers == "one copy",
@@ -322,7 +328,11 @@ FITS: tuple[Misfit, ...] = (
             ("unlike shares", "ranks that count alike for unlike shares", _ALIKE),
             ("rounded messages", "rounded messages, which the proof makes of whole steps", _WHOLE),
             ("commits", "ranks that may be lost with the server", _SUMMED),
-            ("a topology", "another topology than its own", "leave topology out"),
+            (
+                "rounds of sums",
+                "rounds of sums, and it has none",
+                'leave topology out, or take "server:2"',
+            ),
         )
     ),
     Misfit(
@@ -379,6 +389,10 @@ def check_sizes(plan: "Plan") -> None:
         message = f"{plan.step_micro_batches} micro-batches of {joined} are no whole ones"
         raise PlanError(message, hint="make the plan again with `penstock plan`")
     _check_copied_once(plan)
+    servers = topology_of(plan.topology).size if plan.served and _has_servers(plan) else 1
+    if servers > plan.total_ranks:
+        message = f"{servers} servers beside {plan.total_ranks} ranks"
+        raise PlanError(message, hint="give each a rank of its own: fewer servers, or more ranks")
 
 
 def check_schedule(plan: "Plan") -> None:

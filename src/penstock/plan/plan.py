@@ -232,7 +232,7 @@ class Plan:
     def topology(self) -> str:
         """Return along which rounds sums go; empty: as the transport sums, or there are none."""
         if self.served:
-            return "server"
+            return self.agreement.topology or "server"
         return self.agreement.topology or "" if self.total_ranks > 1 else ""
 
     @property

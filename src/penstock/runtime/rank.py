@@ -24,13 +24,14 @@ from penstock.graph.code import Function, micro_batch_seed
 from penstock.graph.joint import Joint, joint_of
 from penstock.graph.merge import number_of
 from penstock.graph.segment_memory import moved
+from penstock.graph.server_parts import ServerParts, server_parts
 from penstock.graph.stages import SegmentKind, Stages
 from penstock.graph.trace import Capture
 from penstock.job import Job
 from penstock.program.codes import COMPUTE
 from penstock.program.program import Program
 from penstock.program.reductions import Commit, Guard, Sum
-from penstock.referee import SERVER
+from penstock.routes import server_places
 from penstock.runtime import bind
 from penstock.runtime.calls import Bound as Bound
 from penstock.runtime.calls import Call
@@ -78,14 +79,15 @@ class Rank:
     commit:    called where a step counts only once all ranks have come to its end.
     loss_scale: where the loss is scaled.
     carried:   of each stage whose buffers other ranks change too.
-    server_end: where a server updates the weights; `last_sum`, of a step, with which gradients go
-               there.
+    server_end: where servers beside the ranks `servers` update the weights; `last_sum`, of a step,
+               with which gradients go there.
     """
 
     guard: Callable[[Guard], None] = staticmethod(_give_nothing)
     guarded_bytes: Callable[[], int] = int
     server_end: ServedRank | None = None
     last_sum: Sum | None = None
+    servers: tuple[int, ...] = ()
 
     def __init__(
         self,
@@ -121,6 +123,7 @@ class Rank:
         self.parts = tuple[int, ...]()
         self._ahead: dict[tuple[int, int, int], int] = {}  # by edge, sender and receiver
         self._moments: list[Any] | None = None
+        self._server_parts: ServerParts | None = None
         self._group, self.first_edge = 1, terms.first_edge  # micro-batches of a message of a B edge
         self._joints: dict[tuple[int, int, bool], tuple[Joint, Function, Function]] = {}
         self._senders: dict[tuple[int, int], Send] = {}
@@ -214,6 +217,8 @@ class Rank:
         self.expect(program)
         self.grid, self.averages = program.grid, program.end.averages
         self.topology, self.served = program.end.topology, program.end.served
+        if self.served:
+            self.servers = server_places(self.topology, program.num_ranks)
         sums = [i for i in program.code[self.rank] if isinstance(i, Sum) and i.how == "replicas"]
         self.last_sum = sums[-1] if self.served and sums else None
         self._bits = program.graph.bits
@@ -343,6 +348,7 @@ class Rank:
     def weights_of(self, stage: int) -> StageWeights:
         """Return the state of a stage that lives on this rank."""
         if stage not in self.weights:
+            served = self.served_nodes(stage, self.rank)
             self.weights[stage] = StageWeights(
                 self.stages.stages[stage],
                 self.capture,
@@ -350,13 +356,24 @@ class Rank:
                 has_gradients=self.stages.has_gradients,
                 optimizers=self.optimizers,
                 sharers=self._sharers(stage),
+                updates=served,
             )
             self.weights[stage].give(self.weights[stage].gradients_of(self.reached(stage)))
-            if self.served and self.rank == SERVER:
-                self.weights[stage].update_apart()
+            if served is not None:
+                self.weights[stage].update_apart(served)
             if stage in self.carries:
                 self.carried[stage] = self._carried(stage)
         return self.weights[stage]
+
+    def served_nodes(self, stage: int, rank: int) -> frozenset[int] | None:
+        """Return the parameters of a stage that a server beside a rank has; None: there is none."""
+        if rank not in self.servers:
+            return None
+        graph, stages, servers = self.capture.graph, self.stages.stages, self.servers
+        if self._server_parts is None:
+            self._server_parts = server_parts(graph, stages, len(servers))
+        owners, own = self._server_parts.owners, servers.index(rank)
+        return frozenset(n for n in stages[stage].parameters if owners.get((stage, n)) == own)
 
     def reached(self, stage: int) -> AbstractSet[int]:
         """Return the parameters of a stage of which it or another makes a gradient in this step."""

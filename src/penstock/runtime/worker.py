@@ -615,7 +615,7 @@ def _settled(rank: Rank, step: int) -> State | None:
 
 
 def _part_of(rank: Rank) -> State | None:
-    is_first = rank.replica < rank.grid.tensor or bool(rank.averages)
+    is_first = rank.replica < rank.grid.tensor or bool(rank.averages) or rank.rank in rank.servers
     told = [w for w in rank.weights.values() if is_first or w.shard is not None]
     tensors: dict[str, Tensor] = {}
     for weights in rank.weights.values():
@@ -625,6 +625,8 @@ def _part_of(rank: Rank) -> State | None:
     plain: dict[str, object] = {}
     for weights in told:
         more, values = weights.state()
+        if weights.served is not None:
+            more, values = weights.served_state(is_first=rank.rank == 0)
         tensors |= more
         plain |= values
     if rank.grid.slice_of(rank.rank):

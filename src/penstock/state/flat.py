@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import torch
@@ -60,6 +61,15 @@ def all_views(layouts: Sequence[Flat], flats: Sequence[Tensor]) -> dict[int, Ten
     """Return for each node its part of the flat tensor that holds it."""
     pairs = zip(layouts, flats, strict=True)
     return {node: view for layout, flat in pairs for node, view in layout.views(flat).items()}
+
+
+def run_of(layout: Flat, nodes: AbstractSet[int]) -> slice:
+    """Return where nodes that follow each other lie in a flat tensor, with the gap behind them."""
+    places = [at for at, node in enumerate(layout.nodes) if node in nodes]
+    if not places:
+        return slice(0, 0)
+    ends = (*layout.starts[1:], layout.size)
+    return slice(layout.starts[places[0]], ends[places[-1]])
 
 
 def count_of(shape: Sequence[int]) -> int:

@@ -30,7 +30,7 @@ from penstock.schedule.weight_rule import WeightRule
 from penstock.state.averaged import Averaged
 from penstock.state.copies import FarState, far_state
 from penstock.state.error_feedback import POWER, HeldBack, held_key
-from penstock.state.flat import all_views, layouts_of
+from penstock.state.flat import all_views, count_of, layouts_of, run_of
 from penstock.state.optimizer.optimizer import Optimizers, optimizers_of
 from penstock.state.optimizer.optimizer_trial import TRYING
 from penstock.state.optimizer.updates import Updates
@@ -51,12 +51,25 @@ class GradientPlace(NamedTuple):
     shape: tuple[int, ...]
 
 
+class ServedPart(NamedTuple):
+    """What a server on a rank has of a stage.
+
+    nodes:      the parameters that it updates.
+    gradients:  of them, a run of each flat tensor; given: views of these, by name.
+    """
+
+    nodes: frozenset[int]
+    gradients: list[Tensor]
+    given: dict[str, Tensor]
+
+
 class StageWeights:
     """The state of one stage on one rank; without gradients where no stage makes any.
 
     optimizers:  gives the stage its optimizer; default: one of its own.
     sharers:     the ranks that divide it, or the one that has it in far memory; None: it is here
                  whole.
+    updates:     the parameters that are updated here, others elsewhere; None: all of them.
 
     updated:     by node, what the optimizer changes: parameters, or their parts that are here.
     names:       by node, the name of each parameter; of a slice, that of the part of the whole.
@@ -72,6 +85,7 @@ class StageWeights:
         has_gradients: bool = True,
         optimizers: Optimizers | None = None,
         sharers: Sharers | None = None,
+        updates: AbstractSet[int] | None = None,
     ) -> None:
         names = {node: capture.graph.nodes[node].name for node in stage.parameters}
         parameters, self.names = capture.parameters, names
@@ -98,11 +112,11 @@ class StageWeights:
         self.far_state: FarState | None = None
         self.held_back: HeldBack | None = None
         self.averaged: Averaged | None = None
-        self.server_gradients: list[Tensor] = []
+        self.served: ServedPart | None = None
         self.with_gradient = {node for node, _ in stage.backward.gradients}
         self.given: dict[str, Tensor] = {}
         self.scans = {n: _scan(p) for n, p in trainable.items() if not p.is_contiguous()}
-        self.updates = self._updated_by(optimizers or optimizers_of(job, capture))
+        self.updates = self._updated_by(optimizers or optimizers_of(job, capture), updates)
 
     def _make_gradients(self, has_gradients: bool) -> None:
         summed = self.layouts if has_gradients and self.shard is None else []
@@ -112,14 +126,17 @@ class StageWeights:
         if self.shard is not None:
             self.gradients, self.updated = self.shard.views, self.shard.parameters
 
-    def _updated_by(self, optimizers: Optimizers) -> Updates | None:
-        """Return what updates the parameters, or their parts.
+    def _updated_by(
+        self, optimizers: Optimizers, nodes: AbstractSet[int] | None
+    ) -> Updates | None:
+        """Return what updates the parameters, or some of them, or their parts.
 
         Raises:   JobError: it may not be the optimizer of a part.
         """
         others = {self.names[node]: value for node, value in self.frozen.items()}
         others |= {self.buffer_names[node]: value for node, value in self.buffers.items()}
-        own = {self.names[node]: value for node, value in self.updated.items()}
+        live = {n: p for n, p in self.updated.items() if nodes is None or n in nodes}
+        own = {self.names[node]: value for node, value in live.items()}
         parts = {node: part for node in self.updated if (part := self._part_of(node)) is not None}
         starts = {self.names[node]: part.start for node, part in parts.items()}
         made = optimizers.of(own, others, starts)
@@ -242,8 +259,10 @@ class StageWeights:
             return
         self.given = gradients
         for node, parameter in self.updated.items():
-            parameter.grad = gradients.get(self.names[node])
-            if parameter.grad is None and self.shard is None and node in self.gradients:
+            gradient = gradients.get(self.names[node])
+            if self.served is None:  # else a server has given it another one
+                parameter.grad = gradient
+            if gradient is None and self.shard is None and node in self.gradients:
                 self.gradients[node].zero_()
 
     def told(self) -> dict[str, Tensor]:
@@ -357,7 +376,7 @@ class StageWeights:
         others = [*self.buffers.values()]
         others += [] if self.held_back is None else self.held_back.held()
         others += [] if self.averaged is None else self.averaged.held()
-        others += self.server_gradients
+        others += [] if self.served is None else self.served.gradients
         state = [] if self.updates is None else [*self.updates.held()]
         return {
             "weights": kept,
@@ -416,13 +435,39 @@ class StageWeights:
             self.averaged = Averaged(way, self.layouts, self.flats, reached)
         return self.averaged
 
-    def update_apart(self) -> None:
-        """Let steps read copies of the weights, which are updated by `server_gradients` instead."""
+    def runs_of(self, nodes: AbstractSet[int]) -> list[slice]:
+        """Return where parameters that stand in a row lie in each flat tensor, gaps between them
+        included."""
+        return [run_of(layout, nodes) for layout in self.layouts]
+
+    def update_apart(self, nodes: AbstractSet[int]) -> None:
+        """Let steps read copies of the weights, of which a server here updates those of `nodes`."""
         rows = zip(self.reads, self.flats, strict=True)
         self.reads = [read.clone() if read is flat else read for read, flat in rows]
-        self.server_gradients = [layout.new() for layout in self.layouts]
-        views = all_views(self.layouts, self.server_gradients)
-        self.give({self.names[n]: views[n] for n in self.updated if self.names[n] in self.given})
+        gradients, given = list[Tensor](), dict[str, Tensor]()
+        for layout, run in zip(self.layouts, self.runs_of(nodes), strict=True):
+            own = torch.zeros(run.stop - run.start, dtype=layout.dtype, device=layout.device)
+            gradients.append(own)
+            for node, start, shape in zip(layout.nodes, layout.starts, layout.shapes, strict=True):
+                if node in nodes and self.names[node] in self.given:
+                    view = own[start - run.start :][: count_of(shape)].view(shape)
+                    given[self.names[node]] = view
+        self.served = ServedPart(frozenset(nodes), gradients, given)
+        for node, parameter in self.updated.items():
+            parameter.grad = given.get(self.names[node])
+
+    def served_state(self, *, is_first: bool) -> tuple[dict[str, Tensor], dict[str, object]]:
+        """Return what `state` does of what a server here has; of the first one all else, too."""
+        assert self.served is not None, "a server is here"
+        own = {self.names[node] for node in self.served.nodes}
+        if not is_first:
+            return self.state_of(own)
+        tensors, plain = self.state()
+        others = {self.names[node] for node in self.updated} - own
+        return (
+            {key: value for key, value in tensors.items() if _taken_apart(key)[1] not in others},
+            {key: value for key, value in plain.items() if _taken_apart(key)[1] not in others},
+        )
 
     def held_state(self) -> dict[str, Tensor]:
         """Return what this rank holds back, by key: "held-back-N/NAME", or "N.AGE" if older."""
