@@ -109,7 +109,7 @@ def predicted(way: str | None, seconds: Seconds) -> float:
     if way is None:
         return ranks / seconds[:, seconds.shape[1] // 4 :].max(axis=0).mean()
     own = sums_way(way)
-    step_s = served_step_s(own, seconds, ServerSeconds((0.0,) * ranks, 0.0))
+    step_s = served_step_s(own, seconds, [ServerSeconds((0.0,) * ranks, 0.0)])
     return (ranks - int(own.amount) if own.kind == "backup" else ranks) / step_s
 
 

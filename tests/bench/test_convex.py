@@ -35,4 +35,7 @@ def test_it_converges_by_a_server_in_the_bytes_said(way):
     assert 0 < own["sent_bytes"] <= own["formula_bytes"]
     assert own["sent_bytes"] == own["formula_bytes"] or way.startswith("backup")
     for row in routed:
+        if row["topology"] == "server":
+            assert row["outcome"] == "works"
+            continue
         assert row["outcome"].startswith(f"refused: a server that takes gradients as {way} says")

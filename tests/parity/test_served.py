@@ -10,14 +10,17 @@ from functools import partial
 import pytest
 import torch
 
+from bench.convex import CountedSwaps
 from penstock.checkpoints import checkpoint
 from penstock.checkpoints.control import LocalBoard
 from penstock.checkpoints.saver import SavePolicy
-from penstock.errors import RunError
+from penstock.errors import GraphError, PlanError, RunError
+from penstock.graph.server_parts import server_parts
 from penstock.graph.trace import capture
 from penstock.plan import plan_by_hand
 from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.referee import ServedUpdate
+from penstock.routes import server_places
 from penstock.runtime.launch import run_processes, run_threads
 from penstock.runtime.run import Steps, outcome_of
 from penstock.runtime.served import Decisions, read_decisions
@@ -47,15 +50,16 @@ def momentum(weights):
     return torch.optim.SGD(weights, lr=0.05, momentum=0.9)
 
 
-def served(way, stages=1, servers=1):
+def served(way, stages=1, servers=1, clip=None):
     """Return plan, capture and job: two micro-batches a rank and step."""
     job = replace(job_of(momentum, wide, sums=way), data=doubles, micro_batches=RANKS * EACH)
+    job = replace(job, clip_norm=clip)
     captured = capture(job)
     points = len(captured.graph.cut_points)
     cuts = [points * number // stages for number in range(1, stages)]
     sizes = {"num_micro_batches": EACH, "replicas": RANKS, "num_ranks": 1}
     plan = plan_by_hand(captured.graph, cuts, "breadth_first" if stages > 1 else "gpipe", **sizes)
-    words = {"sums": way, "topology": f"server:{servers}" if servers > 1 else None}
+    words = {"sums": way, "clip": clip is not None, "topology": f"server:{servers}" if servers > 1 else None}
     return plan.changed(**words), captured, job
 
 
@@ -92,7 +96,11 @@ def oracle(job, rows):
             batches = job.data(step * RANKS * EACH + rank * EACH)
             for _ in range(EACH):
                 (job.loss(old, next(batches)) / EACH).backward()
-            gradients.append([p.grad for p in old.parameters() if p.grad is not None])
+            own = [p.grad for p in old.parameters() if p.grad is not None]
+            if job.clip_norm is not None:
+                norm = sum((g * g).sum() for g in own) ** 0.5
+                own = [g * min(1.0, job.clip_norm / (norm + 1e-6)) for g in own]
+            gradients.append(own)
         mean = [sum(row) / len(ranks) for row in zip(*gradients, strict=True)]
         velocity = (
             mean if velocity is None else [0.9 * v + g for v, g in zip(velocity, mean, strict=True)]
@@ -298,3 +306,96 @@ def test_a_server_hears_ranks_of_other_hosts(way, runner, tmp_path):
     check_rows(way, rows)
     for name, value in oracle(parts[2], rows).items():
         torch.testing.assert_close(state.tensors[name], value, rtol=1e-12, atol=1e-12)
+
+
+# -- several servers, and clipping -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("launcher", [run_threads, run_processes])
+@pytest.mark.parametrize("servers", [2, 3])
+@pytest.mark.parametrize("way", ["backup:1", "ssp:1", "async:aware"])
+def test_several_servers_do_what_the_decisions_say(way, servers, launcher, tmp_path):
+    parts, record = served(way, servers=servers, clip=0.3), tmp_path / "decisions.jsonl"
+    options = {"every": 3, "decisions": Decisions(record)}
+    done = trained(parts, tmp_path / "run", launcher, **options)
+    rows = read_decisions(record)
+    check_rows(way, rows)
+    for name, value in oracle(parts[2], rows).items():
+        torch.testing.assert_close(done.weights[name], value, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("way", ["backup:1", "ssp:1"])
+def test_several_servers_make_the_decisions_of_one_to_the_bit(way, tmp_path):
+    one, two = (served(way, stages=2, servers=servers, clip=0.3) for servers in (1, 2))
+    record = tmp_path / "decisions.jsonl"
+    first = trained(one, tmp_path / "first", decisions=Decisions(record))
+    script = read_decisions(record)
+    second = trained(two, tmp_path / "second", decisions=Decisions(None, script))
+    assert differing(second.weights, first.weights) == []
+
+
+def test_each_server_keeps_what_it_has_and_the_run_goes_on(tmp_path):
+    parts, record = served("ssp:1", servers=2), tmp_path / "decisions.jsonl"
+    trained(parts, tmp_path / "run", steps=range(5), decisions=Decisions(record))
+    newest = checkpoint.latest(tmp_path / "run")
+    rest = {"steps": range(5, STEPS), "resume": newest, "decisions": Decisions(record)}
+    done = trained(parts, tmp_path / "run", run_processes, **rest)
+    rows = read_decisions(record)
+    check_rows("ssp:1", rows)
+    for name, value in oracle(parts[2], rows).items():
+        torch.testing.assert_close(done.weights[name], value, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("way", ["backup:1", "async"])
+def test_gradients_that_are_clipped_are_each_clipped_by_their_own_norm(way, tmp_path):
+    """By a norm that some are above and some are not."""
+    parts, record = served(way, stages=2, clip=0.2), tmp_path / "decisions.jsonl"
+    done = trained(parts, tmp_path / "run", decisions=Decisions(record))
+    rows = read_decisions(record)
+    for name, value in oracle(parts[2], rows).items():
+        torch.testing.assert_close(done.weights[name], value, rtol=1e-12, atol=1e-12)
+    free = oracle(replace(parts[2], clip_norm=None), rows)
+    assert any(not torch.equal(done.weights[name], value) for name, value in free.items())
+
+
+def test_more_servers_than_ranks_or_parameters_are_refused():
+    with pytest.raises(PlanError, match="4 servers beside 3 ranks"):
+        served("async", servers=4)
+    plan, captured, _ = served("async")
+    row = stages_of(plan, captured.graph).stages
+    with pytest.raises(GraphError, match=r"99 servers for \d+ parameters"):
+        server_parts(captured.graph, row, 99)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_with_a_server_that_is_killed_ends_the_run(rank, tmp_path):
+    parts = served("async", servers=2)
+    place = server_places("server:2", RANKS)[rank]
+    with pytest.raises(RunError, match=f"rank {place} "):
+        trained(parts, tmp_path, run_processes, partial(dying, place), steps=range(200))
+
+
+@pytest.mark.parametrize("runner", [run_gloo, run_hosts])
+def test_several_servers_hear_ranks_of_other_hosts(runner, tmp_path):
+    parts, record = served("ssp:1", servers=3), tmp_path / "decisions.jsonl"
+    task = task_of(parts, tmp_path / "run", every=3, decisions=Decisions(record))
+    values(runner(RANKS, lambda end: work(task, end, lambda _: None).rank))
+    state = checkpoint.load(checkpoint.latest(tmp_path / "run"))
+    for name, value in oracle(parts[2], read_decisions(record)).items():
+        torch.testing.assert_close(state.tensors[name], value, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3])
+@pytest.mark.parametrize("way", ["ssp:1", "async"])
+def test_what_ranks_give_each_other_is_what_the_formula_says(way, servers, tmp_path):
+    parts, given = served(way, servers=servers), []
+
+    def counted(task, end, tell):
+        return work(task, CountedSwaps(end, given), tell)
+
+    trained(parts, tmp_path, live=counted)
+    trains = [p.nbytes for p in wide().parameters() if p.requires_grad]
+    size = sum(-(-each // 64) * 64 for each in trains)  # each begins at a multiple of 64 bytes
+    words = (RANKS - 1) * (2 * STEPS + 3) * (size + 24 * servers)
+    told = (servers - 1) * (RANKS * (2 * STEPS + 1) + 1) * 8 * (5 + RANKS)
+    assert sum(given) == words + told

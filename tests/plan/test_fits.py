@@ -64,13 +64,7 @@ WAYS: dict[str, list[dict[str, object]]] = {  # changes by which a plan has the 
     ],
     "ranks that divide a replica": [{"num_ranks": 2}],
     "clipping": [{"clip": True}],
-    "a topology": [
-        {"topology": "ring", "replicas": 2},
-        {"topology": "ring"},
-        {"topology": "server:2", "replicas": 2},
-        {"topology": "server:2"},
-    ],
-    "rounds of sums": [{"topology": "ring", "replicas": 2}, {"topology": "ring"}],
+    "a topology": [{"topology": "ring", "replicas": 2}, {"topology": "ring"}],
     "sums that have ways of their own": [
         {"sums": "bfloat16", "replicas": 2},
         {"sums": "int8", "replicas": 2},
@@ -135,7 +129,7 @@ OPPOSITE = {  # by what the words mean, or by what one of them needs
         *(
             ("gradients that are served", other)
             for other in (
-                *("a schedule as it is", "one replica", "one copy of buffers", "post-validation"),
+                *("a schedule as it is", "one replica", "one copy of buffers"),
                 *("sums that hold back", "averages of weights", "sums that have ways of their own"),
                 *("parts", "prefetch", "a guard", "divided ops", "divided micro-batches"),
             )
@@ -158,7 +152,7 @@ REFUSED = {  # what a window, an undone update, one replica and so on have no ro
         *("rounded messages", "commits"),
     },
     "gradients that are served": {
-        *("a window", "clipping", "ranks that divide a replica", "shards", "far weights"),
+        *("a window", "post-validation", "ranks that divide a replica", "shards", "far weights"),
         *("far state", "slices", "unlike shares", "rounded messages", "commits", "a topology"),
     },
     "a topology": {"shards", "sums that have ways of their own"},

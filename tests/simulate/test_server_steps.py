@@ -19,7 +19,7 @@ def alike(*seconds):
     return np.repeat(np.array(seconds, float)[:, None], STEPS, axis=1)
 
 
-FREE = ServerSeconds((0.0,) * 3, 0.0)
+FREE = [ServerSeconds((0.0,) * 3, 0.0)]
 
 
 @given(st.lists(st.integers(1, 20), min_size=3, max_size=3), st.integers(1, 2))
@@ -47,9 +47,24 @@ def test_without_a_bound_each_rank_has_its_own_pace():
 
 def test_what_a_server_does_it_does_one_after_the_other():
     """A gradient in, an update and weights out, of three ranks, are longer than a compute."""
-    busy = ServerSeconds((1.0,) * 3, 1.0)
+    busy = [ServerSeconds((1.0,) * 3, 1.0)]
     found = served_step_s(sums_way("async"), alike(1, 1, 1), busy)
     assert found == pytest.approx(3 * 3, rel=0.02)
+
+
+def test_two_servers_of_half_of_the_parameters_take_half_as_long():
+    half = ServerSeconds((0.5,) * 3, 0.5)
+    found = served_step_s(sums_way("async"), alike(1, 1, 1), [half, half])
+    assert found == pytest.approx(3 * 3 / 2, rel=0.02)
+
+
+def test_a_server_waits_for_what_the_first_one_has_decided():
+    """With one rank at a time: compute, gradients in, word of the first one, update, weights out."""
+    first = ServerSeconds((1.0,) * 3, 1.0)
+    second = ServerSeconds((1.0,) * 3, 1.0, told_s=10.0)
+    found = served_step_s(sums_way("ssp:0"), alike(1, 1, 1), [first, second])
+    alone = served_step_s(sums_way("ssp:0"), alike(1, 1, 1), [first])
+    assert found >= alone + 10
 
 
 def test_a_rank_that_is_late_now_and_then_costs_less_where_others_may_go_on():
@@ -90,3 +105,14 @@ def test_a_plan_whose_ranks_do_not_wait_is_predicted_without_the_slow_one():
         judge.candidate(plan.changed(sums=sums)).step_s for sums in (None, "backup:1")
     )
     assert left_out_s < own_s / 2
+
+
+def test_a_plan_of_two_servers_is_faster_where_a_line_is_slow():
+    graph = chain([10**6] * 4, [1] * 4)
+    judge = Judge(graph, profile_of(graph, [1e-4] * 4), cluster_of(4, link=Link(1e-6, 1e8)))
+    sizes = {"num_micro_batches": 1, "replicas": 4, "num_ranks": 1}
+    plan = plan_by_hand(graph, [], "gpipe", **sizes).changed(sums="async")
+    one, two = (
+        judge.candidate(plan.changed(topology=topology)).step_s for topology in (None, "server:2")
+    )
+    assert two < 0.6 * one

@@ -1,13 +1,14 @@
 """Runs whose updates follow who comes first: written down, and made again."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
 import penstock as ps
 from penstock.checkpoints import checkpoint
-from penstock.errors import PlanError, RunError
+from penstock.errors import JobError, PlanError, RunError
 from tests.parity.training import differing
 
 
@@ -26,6 +27,20 @@ def job(**words):
         micro_batches=2,
         **words,
     )
+
+
+class Mixing(torch.optim.SGD):
+    """An optimizer whose parameters look at each other, and so has to stay whole."""
+
+    def __init__(self, weights):
+        super().__init__(list(weights), lr=1e-2)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        rows = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        size = sum(p.grad.square().sum() for p in rows) ** 0.5
+        for p in rows:
+            p -= 1e-2 * p.grad / (1 + size)
 
 
 def trained(folder, **options):
@@ -50,9 +65,29 @@ def test_a_run_makes_the_decisions_of_another_one_again(sums, tmp_path):
     assert "follows who comes first" in summary["audited"]
 
 
+def test_two_servers_that_clip_make_the_decisions_of_one(tmp_path):
+    about = {"num_steps": 6, "ranks": 2, "trial": False, "listener": None, "sums": "ssp:1"}
+    clips, found = job(clip_norm=0.05), {}
+    for name, topology in (("one", None), ("two", "server:2")):
+        decisions = {} if topology is None else {"decisions": str(tmp_path / "one")}
+        folder = tmp_path / name
+        ps.train(clips, out=folder, topology=topology, **decisions, **about)
+        found[name] = checkpoint.load(checkpoint.latest(folder / "checkpoints")).tensors
+    assert differing(found["two"], found["one"]) == []
+    plan = ps.Plan.load(tmp_path / "two" / "plan.json")
+    assert plan.topology == "server:2"
+    (reason,) = (row.why for row in plan.decisions if row.what == "topology")
+    assert "servers beside ranks 0, 1 have 256 B, 32 B" in reason
+
+
 def test_what_does_not_go_with_a_server_is_refused_with_the_reason(tmp_path):
     about = {"num_steps": 2, "ranks": 2, "out": tmp_path, "listener": None, "sums": "async"}
-    with pytest.raises(PlanError, match="a norm of all gradients, of which it has one rank's"):
-        ps.train(job(clip_norm=1.0), **about)
+    with pytest.raises(PlanError, match="rounds of a sum, and it has none"):
+        ps.train(job(), topology="tree", **about)
+    with pytest.raises(PlanError, match="3 servers beside 2 ranks"):
+        ps.train(job(), topology="server:3", **about)
+    mixing = replace(job(), optimizer=Mixing)
+    with pytest.raises(JobError, match="cannot be divided among 2 servers"):
+        ps.train(mixing, topology="server:2", **about)
     with pytest.raises(RunError, match="has no decisions of a server"):
         ps.train(job(), decisions=str(tmp_path / "nowhere"), **about)

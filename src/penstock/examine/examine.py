@@ -25,10 +25,12 @@ from penstock.graph.whole_optimizer import whole_optimizer
 from penstock.job import Job
 from penstock.plan.plan import Decision
 from penstock.processes.child import apart, can_fork
+from penstock.routes import FASTEST, topology_of
 from penstock.search.shapes import Fixed
 from penstock.state.laws.buffers import BufferLaw, settled
 from penstock.state.laws.measured import measured_laws
 from penstock.state.optimizer.optimizer import remembers, takes_sparse, undividable
+from penstock.sums import sums_way
 from penstock.typed import typed
 
 
@@ -148,6 +150,10 @@ def bounded(
             hint = "leave stages out, or fix the optimizer"
             message = f"the optimizer cannot be divided into {fixed.stages} stages: {whole}"
             raise JobError(message, hint=hint)
+        if (servers := _servers(fixed)) > 1:
+            hint = "leave topology out, or fix the optimizer"
+            message = f"the optimizer cannot be divided among {servers} servers: {whole}"
+            raise JobError(message, hint=hint)
         fixed = replace(fixed, stages=1)
         decisions.append(Decision("optimizer", "whole on each replica", "only choice", whole))
         decisions.append(Decision("stages", "1", "only choice", "the optimizer stays whole"))
@@ -156,6 +162,14 @@ def bounded(
             fixed = replace(fixed, ranks=most)
             decisions.append(Decision("ranks", str(most), "only choice", why))
     return fixed, tuple(decisions)
+
+
+def _servers(fixed: Fixed) -> int:
+    """Return among how many servers the parameters are divided, where any are asked for."""
+    if not sums_way(fixed.sums).served or fixed.topology in (None, FASTEST):
+        return 1
+    asked = topology_of(fixed.topology)
+    return asked.size if asked.kind == "server" else 1
 
 
 def _most_copies(job: Job, fixed: Fixed) -> tuple[int, str]:

@@ -36,7 +36,8 @@ def _undoes(plan: "Plan") -> bool:
 
 
 def _has_servers(plan: "Plan") -> bool:
-    return topology_of(plan.agreement.topology or "direct").kind == "server"
+    """Return whether its topology says how many servers update the weights."""
+    return bool(plan.served) and topology_of(plan.topology).kind == "server"
 
 
 def _away(plan: "Plan", *words: Offloaded) -> bool:
@@ -86,8 +87,9 @@ FEATURES: "dict[str, Callable[[Plan], bool]]" = {
     "gradients that are served": lambda plan: bool(plan.served),
     "ranks that divide a replica": lambda plan: plan.num_ranks > 1,
     "clipping": lambda plan: plan.agreement.clip,
-    "a topology": lambda plan: bool(plan.agreement.topology and plan.topology),
-    "rounds of sums": lambda plan: bool(plan.agreement.topology) and not _has_servers(plan),
+    "a topology": lambda plan: (
+        bool(plan.agreement.topology and plan.topology) and not _has_servers(plan)
+    ),
     "sums that have ways of their own": lambda plan: plan.sums_kind in _OWN_WAYS,
     "compiled ops": lambda plan: plan.terms.compiled,
     "one copy of buffers": lambda plan: plan.terms.buffers == "one copy",
@@ -169,7 +171,7 @@ def _own_way(plan: "Plan") -> str:
 _SUMMED = "sum gradients instead: leave sums out, or take bfloat16"
 _IN_HALVES = "take sums in bfloat16, which hold back nothing, or leave the other out"
 _ALIKE = "give all replicas the same share"
-_UNCLIPPED = "leave Job.clip_norm out, or sum gradients instead: leave sums out"
+_SERVERS = 'leave topology out, or take as many servers as "server:2" says'
 _ALONE = "give each replica one rank: as many replicas as ranks"
 _WHOLE = "leave the wire as it is"
 _UNDIVIDED = "take 1 tensor rank, or leave the other out"
@@ -319,7 +321,7 @@ FITS: tuple[Misfit, ...] = (
         Misfit("gradients that are served", other, _served_with(words), hint)
         for other, words, hint in (
             ("a window", "weights of several versions", _SUMMED),
-            ("clipping", "a norm of all gradients, of which it has one rank's", _UNCLIPPED),
+            ("post-validation", "updates that may be undone", _SUMMED),
             ("ranks that divide a replica", "replicas of several ranks", _ALONE),
             ("shards", "stages of which no rank has all weights", "replicate all stages"),
             ("far weights", "weights in far memory", "offload no weights"),
@@ -328,11 +330,7 @@ FITS: tuple[Misfit, ...] = (
             ("unlike shares", "ranks that count alike for unlike shares", _ALIKE),
             ("rounded messages", "rounded messages, which the proof makes of whole steps", _WHOLE),
             ("commits", "ranks that may be lost with the server", _SUMMED),
-            (
-                "rounds of sums",
-                "rounds of sums, and it has none",
-                'leave topology out, or take "server:2"',
-            ),
+            ("a topology", "rounds of a sum, and it has none", _SERVERS),
         )
     ),
     Misfit(
@@ -389,7 +387,7 @@ def check_sizes(plan: "Plan") -> None:
         message = f"{plan.step_micro_batches} micro-batches of {joined} are no whole ones"
         raise PlanError(message, hint="make the plan again with `penstock plan`")
     _check_copied_once(plan)
-    servers = topology_of(plan.topology).size if plan.served and _has_servers(plan) else 1
+    servers = topology_of(plan.topology).size if _has_servers(plan) else 1
     if servers > plan.total_ranks:
         message = f"{servers} servers beside {plan.total_ranks} ranks"
         raise PlanError(message, hint="give each a rank of its own: fewer servers, or more ranks")

@@ -241,8 +241,11 @@ def _leaving(rank: "Rank", shard: StageShard, nodes: Collection[int]) -> SumCall
 
 
 def _norm(rank: "Rank", wanted: Norm, own: LocalStages) -> SumCalls:
-    """Clip the gradients by their norm over all ranks, and find out whether they overflow."""
-    norm = GlobalNorm(rank, own)
+    """Clip the gradients by their norm over all ranks, and find out whether they overflow.
+
+    Where servers update the weights each rank clips its own, before they go there.
+    """
+    norm, is_last = GlobalNorm(rank, own), wanted == rank.last_sum
     is_queued = of(rank.device).is_queued
 
     def call() -> None:
@@ -254,6 +257,8 @@ def _norm(rank: "Rank", wanted: Norm, own: LocalStages) -> SumCalls:
             norm.clip_unseen(norm.whole(norms), wanted.step)
         else:
             norm.clip(norm.whole(norms), rank.progress.first_step + wanted.step)
+        if rank.server_end is not None and is_last:
+            rank.server_end.exchange(rank.progress.first_step + wanted.step)
 
     return SumCalls(call)
 

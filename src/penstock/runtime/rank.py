@@ -30,7 +30,7 @@ from penstock.graph.trace import Capture
 from penstock.job import Job
 from penstock.program.codes import COMPUTE
 from penstock.program.program import Program
-from penstock.program.reductions import Commit, Guard, Sum
+from penstock.program.reductions import Commit, Guard, Norm, Sum
 from penstock.routes import server_places
 from penstock.runtime import bind
 from penstock.runtime.calls import Bound as Bound
@@ -86,7 +86,7 @@ class Rank:
     guard: Callable[[Guard], None] = staticmethod(_give_nothing)
     guarded_bytes: Callable[[], int] = int
     server_end: ServedRank | None = None
-    last_sum: Sum | None = None
+    last_sum: Sum | Norm | None = None
     servers: tuple[int, ...] = ()
 
     def __init__(
@@ -219,8 +219,7 @@ class Rank:
         self.topology, self.served = program.end.topology, program.end.served
         if self.served:
             self.servers = server_places(self.topology, program.num_ranks)
-        sums = [i for i in program.code[self.rank] if isinstance(i, Sum) and i.how == "replicas"]
-        self.last_sum = sums[-1] if self.served and sums else None
+        self.last_sum = _last_sum(program, self.rank) if self.served else None
         self._bits = program.graph.bits
         divided = program.sharded, program.parts, program.far
         if self.weights and (self.sharded, self.parts, self.far) != divided:
@@ -548,3 +547,11 @@ class Rank:
         """Return the number in the whole run of a micro-batch of the window."""
         first = self.progress.first_step * self.grid.step_micro_batches
         return first + self.place(micro_batch)
+
+
+def _last_sum(program: Program, rank: int) -> Sum | Norm | None:
+    """Return behind what all gradients of a step are there, and are clipped if they are."""
+    code = program.code[rank]
+    norms = [i for i in code if isinstance(i, Norm)]
+    sums = [i for i in code if isinstance(i, Sum) and i.how == "replicas"]
+    return next(reversed(norms or sums), None)

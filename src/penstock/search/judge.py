@@ -24,12 +24,14 @@ from penstock.graph.alike import AlikeStages
 from penstock.graph.graph import Graph
 from penstock.graph.known_stages import KnownStages
 from penstock.graph.stages import Stages
+from penstock.graph.server_parts import server_parts
 from penstock.graph.wire import message_bytes, summed_bytes
 from penstock.plan.lower_plan import bits_of, lower_plan, stages_of
 from penstock.plan.plan import Plan, is_asynchronous, schedule_of
 from penstock.profile.kinds import Profiles, as_tuple, places_of
 from penstock.program.program import Program
 from penstock.referee import SERVER
+from penstock.routes import server_places
 from penstock.rules.ruled import FREE, Ruled
 from penstock.schedule.figures import weight_copies
 from penstock.schedule.recipe import AnySchedule
@@ -244,12 +246,12 @@ class Judge:
             seconds, start_s = ready.simulator.long_run()
             timeline = ready.timeline(start_s, spans=spans or bool(plan.served))
             if plan.served:
-                seconds = self._served_s(plan, ready.simulator.program, timeline)
+                seconds = self._served_s(plan, timeline)
         usd = self._usd_per_s(plan) * seconds
         return Candidate(plan, seconds, peak_bytes(timeline), usd), timeline
 
-    def _served_s(self, plan: Plan, program: Program, timeline: Timeline) -> float:
-        """Return the seconds of a step whose gradients a server takes as they come.
+    def _served_s(self, plan: Plan, timeline: Timeline) -> float:
+        """Return the seconds of a step whose gradients servers take as they come.
 
         timeline:  of a step whose gradients are summed.
         """
@@ -257,11 +259,16 @@ class Judge:
         took_s, ranks = spans.ends_s - spans.starts_s, range(plan.total_ranks)
         computes, updates = (spans.lanes == LANES.index(lane) for lane in ("compute", "update"))
         computes_s = [took_s[computes & (spans.ranks == rank)].sum() for rank in ranks]
-        size = sum(each.size_bytes for each in program.code.reductions)
-        way_s = tuple(cluster.message_s(SERVER, rank, size) for rank in ranks)
-        own = ServerSeconds(way_s, float(took_s[updates & (spans.ranks == SERVER)].sum()))
+        places = server_places(plan.topology, plan.total_ranks)
+        sizes = server_parts(self.graph, self.price(plan).stages.stages, len(places)).size_bytes
+        servers: list[ServerSeconds] = []
+        for place, size in zip(places, sizes, strict=True):
+            way_s = tuple(cluster.message_s(place, rank, size) for rank in ranks)
+            update_s = took_s[updates & (spans.ranks == place)].sum() * size / max(1, sum(sizes))
+            told_s = cluster.message_s(SERVER, place, 8 * (5 + len(ranks)))
+            servers.append(ServerSeconds(way_s, float(update_s), told_s))
         table = np.repeat(np.array(computes_s)[:, None], STEPS, axis=1)
-        return served_step_s(plan.sums_way, table, own)
+        return served_step_s(plan.sums_way, table, servers)
 
     def drained_s(self, plan: Plan) -> float:
         """Return the seconds from the first start of a step to its last end, alone."""

@@ -8,6 +8,7 @@ from penstock.bits import AS_IT_IS
 from penstock.cluster.cluster import Host
 from penstock.graph.graph import Graph
 from penstock.graph.segment_memory import moved
+from penstock.graph.server_parts import server_parts
 from penstock.graph.wire import error_bound, message_bytes, summed_bytes
 from penstock.plan.decision_words import Words
 from penstock.plan.overlap import Prefetch
@@ -16,7 +17,7 @@ from penstock.plan.tried import is_tie
 from penstock.profile.profile import Profile
 from penstock.program.passes.offload import Offloaded
 from penstock.program.passes.shard import Sharding
-from penstock.routes import routes_of
+from penstock.routes import routes_of, server_places
 from penstock.schedule.figures import peak_activations
 from penstock.schedule.orders import B
 from penstock.schedule.recipe import Recipe, any_schedule, copied_of, has_window, name_of, trains
@@ -282,13 +283,29 @@ def _summed(judge: Judge, chosen: Candidate) -> Iterator[Decision]:
 def _routed(judge: Judge, chosen: Candidate) -> Iterator[Decision]:
     """Yield along whose rounds sums go, where they do not as the transport makes them."""
     plan = chosen.plan
-    if not plan.topology:
+    if plan.served:
+        yield from _servers(judge, chosen)
+    if plan.served or not plan.topology:
         return
     rounds = len(routes_of(plan.topology, plan.replicas).rounds)
     other = judge.candidate(plan.changed(topology=None))
     why = f"asked for: {rounds} rounds a sum, {format_seconds(chosen.step_s)} in place of "
     why += f"{format_seconds(other.step_s)} a step; gradients are summed in another order"
     yield Decision("topology", plan.topology, "user", why)
+
+
+def _servers(judge: Judge, chosen: Candidate) -> Iterator[Decision]:
+    """Yield which servers divide the parameters, where several do."""
+    plan = chosen.plan
+    places = server_places(plan.topology, plan.total_ranks)
+    if len(places) == 1:
+        return
+    parts = server_parts(judge.graph, judge.price(plan).stages.stages, len(places))
+    sizes = ", ".join(map(format_bytes, parts.size_bytes))
+    other = judge.candidate(plan.changed(topology=None))
+    why = f"asked for: servers beside ranks {', '.join(map(str, places))} have {sizes}, "
+    why += f"{format_seconds(chosen.step_s)} in place of {format_seconds(other.step_s)} a step "
+    yield Decision("topology", plan.topology, "user", f"{why}by one; updates are the same")
 
 
 def _packed(judge: Judge, chosen: Candidate, fewest: tuple[int, int]) -> Iterator[Decision]:
