@@ -3,6 +3,7 @@
     python -m bench.agree [--json] [--quick] [--rounds N] [--seeds N] [--steps N] [--models ...]
     python -m bench.agree --table [--json]    which ways go with what else plans have
     python -m bench.agree --slow [--json]     ways where a rank is slow (bench/slow_rank.py)
+    python -m bench.agree --learned [--json]  ways and what is learned by them (bench/learned.py)
     python -m bench.agree FOLDER       what torchrun starts for each rank
 
 The small GPT and the CNN of bench/zoo.py, AdamW, four micro-batches a rank and step, ours in one
@@ -278,7 +279,7 @@ def losses(name: str, way: str | None, seeds: int, steps: int) -> tuple[float, f
     return statistics.fmean(found), statistics.stdev(found) if seeds > 1 else 0.0
 
 
-def _bytes_of_a_step(each: Reduction) -> float:
+def bytes_of_a_step(each: Reduction) -> float:
     return each.size_bytes / (each.every if isinstance(each, AverageWeights) else 1)
 
 
@@ -294,7 +295,7 @@ def rows(name: str, rates: Sequence[float], rounds: int, seeds: int, steps: int)
         for way in WAYS:
             plan = plan_of(replace(job, sums=way), captured)
             program = lower_plan(plan, captured.graph)
-            size = sum(map(_bytes_of_a_step, program.code.reductions))
+            size = sum(map(bytes_of_a_step, program.code.reductions))
             dense = dense or size
             step_s = evaluate(captured.graph, kind, cluster, plan)[0].step_s
             yield {
@@ -371,6 +372,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200, help="of training, for losses")
     parser.add_argument("--table", action="store_true", help="what goes together, and why not")
     parser.add_argument("--slow", action="store_true", help="ways where a rank is slow")
+    parser.add_argument("--learned", action="store_true", help="losses and accuracies on digits")
+    parser.add_argument("--ranks", type=int, default=2, help="of --learned")
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.table:
@@ -379,6 +382,9 @@ def main() -> None:
         return
     if given.slow:
         print(_slow_ranks(is_json=given.json))
+        return
+    if given.learned:
+        print(_digits(given.ranks, given.seeds, given.steps, is_json=given.json))
         return
     can, why = can_throttle()
     if not can:
@@ -394,10 +400,19 @@ def main() -> None:
     print(face.table(keys, [[_shown(row[key]) for key in keys] for row in found]))
 
 
+def _digits(ranks: int, seeds: int, steps: int, *, is_json: bool) -> str:
+    from bench import learned  # which reads ways from here
+
+    return _told(list(learned.rows(ranks, seeds, steps)), is_json=is_json)
+
+
 def _slow_ranks(*, is_json: bool) -> str:
     from bench import slow_rank  # which reads ways from here, by bench.convex
 
-    found = list(slow_rank.rows(4, 48))
+    return _told(list(slow_rank.rows(4, 48)), is_json=is_json)
+
+
+def _told(found: Sequence[Row], *, is_json: bool) -> str:
     if is_json:
         return json.dumps({"machine": machine(), "rows": found})
     return face.table(list(found[0]), [[_shown(value) for value in row.values()] for row in found])

@@ -5373,7 +5373,7 @@ BREAKS = (
     Break(
         "staleness_unheard",
         "runtime/served.py",
-        "factor = 1.0 / max(1, stale) if self.way.aware else 1.0",
+        "factor = 1.0 / max(1, taken.staleness) if self.way.aware else 1.0",
         "factor = 1.0",
         ("tests/parity/test_served.py::test_decisions_of_any_kind_are_made_as_they_are_written",),
         "a staleness-aware rate that is the rate",
@@ -5389,7 +5389,7 @@ BREAKS = (
     Break(
         "decisions_of_the_lost_steps_stay",
         "runtime/served.py",
-        ".splitlines()[: referee.version] if",
+        ".splitlines()[:version] if",
         ".splitlines() if",
         (
             "tests/parity/test_served.py::test_a_run_that_goes_on_from_an_older_checkpoint_forgets_what_came_after",
@@ -5405,10 +5405,52 @@ BREAKS = (
         "asked for a server, and trained by a pipeline without one",
     ),
     Break(
+        "runs_of_no_least_size",
+        "graph/server_parts.py",
+        "    ends = _ends(sums, least, count)\n",
+        "    ends = _ends(sums, 2 * least, count)\n",
+        ("tests/graph/test_server_parts.py",),
+        "one of several servers has far more bytes than another",
+    ),
+    Break(
+        "gradients_of_the_step_before",
+        "runtime/served.py",
+        "                self.kept.pop(rank, None)\n",
+        "                self.kept.get(rank, None)\n",
+        ("tests/parity/test_served.py::test_several_servers_do_what_the_decisions_say",),
+        "a second server takes a gradient twice, as its word came before the next one",
+    ),
+    Break(
+        "a_server_tells_what_others_have",
+        "state/weights.py",
+        "        others = {self.names[node] for node in self.updated} - own\n",
+        "        others = set[str]()\n",
+        ("tests/parity/test_served.py::test_each_server_keeps_what_it_has_and_the_run_goes_on",),
+        "a checkpoint with the weights of a rank in place of those of the server that has them",
+    ),
+    Break(
+        "given_before_it_is_clipped",
+        "runtime/rank.py",
+        "    return next(reversed(norms or sums), None)\n",
+        "    return next(reversed(sums or norms), None)\n",
+        (
+            "tests/parity/test_served.py::test_gradients_that_are_clipped_are_each_clipped_by_their_own_norm",
+        ),
+        "a server updates by gradients that are not clipped",
+    ),
+    Break(
+        "a_rank_goes_on_with_half",
+        "simulate/server_steps.py",
+        "            over_s = max(free_s) + float(",
+        "            over_s = min(free_s) + float(",
+        ("tests/simulate/test_server_steps.py",),
+        "a rank predicted to go on before the weights of all servers have come",
+    ),
+    Break(
         "servers_that_do_all_at_once",
         "simulate/server_steps.py",
-        "        free_s = max(now_s, free_s) + server.way_s[rank]\n",
-        "        free_s = now_s + server.way_s[rank]\n",
+        "        free_s = [max(now_s, f) + own.way_s[rank] ",
+        "        free_s = [now_s + own.way_s[rank] ",
         (
             "tests/simulate/test_server_steps.py::test_what_a_server_does_it_does_one_after_the_other",
         ),

@@ -19,7 +19,7 @@ def test_no_other_runs_have_a_smaller_largest_one(sizes, count):
     ends = in_runs(sizes, count)
     runs = [sizes[a:b] for a, b in pairwise((0, *ends))]
     assert all(runs)
-    assert sum(runs, []) == sizes
+    assert [size for run in runs for size in run] == sizes
     assert len(runs) == count
     every = (pairwise((0, *inner, len(sizes))) for inner in combinations(many, count - 1))
     assert max(map(sum, runs)) == min(max(sum(sizes[a:b]) for a, b in each) for each in every)

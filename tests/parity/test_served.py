@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from bench.convex import CountedSwaps
 from penstock.checkpoints import checkpoint
@@ -59,8 +60,8 @@ def served(way, stages=1, servers=1, clip=None):
     cuts = [points * number // stages for number in range(1, stages)]
     sizes = {"num_micro_batches": EACH, "replicas": RANKS, "num_ranks": 1}
     plan = plan_by_hand(captured.graph, cuts, "breadth_first" if stages > 1 else "gpipe", **sizes)
-    words = {"sums": way, "clip": clip is not None, "topology": f"server:{servers}" if servers > 1 else None}
-    return plan.changed(**words), captured, job
+    topology = f"server:{servers}" if servers > 1 else None
+    return plan.changed(sums=way, clip=clip is not None, topology=topology), captured, job
 
 
 def task_of(parts, folder, steps=range(STEPS), every=0, **options):
@@ -344,6 +345,13 @@ def test_each_server_keeps_what_it_has_and_the_run_goes_on(tmp_path):
     check_rows("ssp:1", rows)
     for name, value in oracle(parts[2], rows).items():
         torch.testing.assert_close(done.weights[name], value, rtol=1e-12, atol=1e-12)
+    written = []
+    for part in checkpoint.latest(tmp_path / "run").glob("rank-*.safetensors"):
+        with safe_open(part, "pt") as tensors:
+            written += tensors.keys()
+    kinds = "weights/", "optimizer/"
+    assert len(written) == len(set(written))
+    assert {each for each in done.weights if each.startswith(kinds)} <= set(written)
 
 
 @pytest.mark.parametrize("way", ["backup:1", "async"])

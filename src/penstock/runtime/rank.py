@@ -355,11 +355,10 @@ class Rank:
                 has_gradients=self.stages.has_gradients,
                 optimizers=self.optimizers,
                 sharers=self._sharers(stage),
-                updates=served,
             )
             self.weights[stage].give(self.weights[stage].gradients_of(self.reached(stage)))
             if served is not None:
-                self.weights[stage].update_apart(served)
+                self.weights[stage].update_apart(served, self.optimizers)
             if stage in self.carries:
                 self.carried[stage] = self._carried(stage)
         return self.weights[stage]

@@ -13,7 +13,7 @@ so its part of a checkpoint is the server's.  Nothing is updated anywhere else.
 
 import json
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Literal, NamedTuple, final
@@ -333,7 +333,7 @@ class Server:
         is here at most.
         """
         assert self.hears is not None, "it is not the first one"
-        while (each := _read(self.hears()[0].tolist())) is not None:
+        while (each := _read(list(map(int, self.hears()[0])))) is not None:
             ranks = {*each.ranks} if isinstance(each, ServedUpdate) else {each.rank}
             while not ranks <= self.kept.keys():
                 heard = self._hear()

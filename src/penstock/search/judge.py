@@ -23,13 +23,12 @@ from penstock.errors import GraphError, ProgramError, ScheduleError
 from penstock.graph.alike import AlikeStages
 from penstock.graph.graph import Graph
 from penstock.graph.known_stages import KnownStages
-from penstock.graph.stages import Stages
 from penstock.graph.server_parts import server_parts
+from penstock.graph.stages import Stages
 from penstock.graph.wire import message_bytes, summed_bytes
 from penstock.plan.lower_plan import bits_of, lower_plan, stages_of
 from penstock.plan.plan import Plan, is_asynchronous, schedule_of
 from penstock.profile.kinds import Profiles, as_tuple, places_of
-from penstock.program.program import Program
 from penstock.referee import SERVER
 from penstock.routes import server_places
 from penstock.rules.ruled import FREE, Ruled

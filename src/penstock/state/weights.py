@@ -9,7 +9,7 @@ Where a step reads weights in fewer bits than they are kept in (graph/precision.
 copies, which every update makes anew; older versions are then in those bits too.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import NamedTuple
@@ -69,7 +69,6 @@ class StageWeights:
     optimizers:  gives the stage its optimizer; default: one of its own.
     sharers:     the ranks that divide it, or the one that has it in far memory; None: it is here
                  whole.
-    updates:     the parameters that are updated here, others elsewhere; None: all of them.
 
     updated:     by node, what the optimizer changes: parameters, or their parts that are here.
     names:       by node, the name of each parameter; of a slice, that of the part of the whole.
@@ -85,7 +84,6 @@ class StageWeights:
         has_gradients: bool = True,
         optimizers: Optimizers | None = None,
         sharers: Sharers | None = None,
-        updates: AbstractSet[int] | None = None,
     ) -> None:
         names = {node: capture.graph.nodes[node].name for node in stage.parameters}
         parameters, self.names = capture.parameters, names
@@ -116,26 +114,24 @@ class StageWeights:
         self.with_gradient = {node for node, _ in stage.backward.gradients}
         self.given: dict[str, Tensor] = {}
         self.scans = {n: _scan(p) for n, p in trainable.items() if not p.is_contiguous()}
-        self.updates = self._updated_by(optimizers or optimizers_of(job, capture), updates)
+        self.updates = self._updated_by(optimizers or optimizers_of(job, capture), self.updated)
 
     def _make_gradients(self, has_gradients: bool) -> None:
         summed = self.layouts if has_gradients and self.shard is None else []
         self.flat_gradients = [layout.new() for layout in summed]
         self.gradients = all_views(summed, self.flat_gradients)
-        self.updated = self.live
+        self.updated: dict[int, nn.Parameter] = self.live
         if self.shard is not None:
             self.gradients, self.updated = self.shard.views, self.shard.parameters
 
-    def _updated_by(
-        self, optimizers: Optimizers, nodes: AbstractSet[int] | None
-    ) -> Updates | None:
+    def _updated_by(self, optimizers: Optimizers, nodes: Container[int]) -> Updates | None:
         """Return what updates the parameters, or some of them, or their parts.
 
         Raises:   JobError: it may not be the optimizer of a part.
         """
         others = {self.names[node]: value for node, value in self.frozen.items()}
         others |= {self.buffer_names[node]: value for node, value in self.buffers.items()}
-        live = {n: p for n, p in self.updated.items() if nodes is None or n in nodes}
+        live = {n: p for n, p in self.updated.items() if n in nodes}
         own = {self.names[node]: value for node, value in live.items()}
         parts = {node: part for node in self.updated if (part := self._part_of(node)) is not None}
         starts = {self.names[node]: part.start for node, part in parts.items()}
@@ -440,8 +436,10 @@ class StageWeights:
         included."""
         return [run_of(layout, nodes) for layout in self.layouts]
 
-    def update_apart(self, nodes: AbstractSet[int]) -> None:
+    def update_apart(self, nodes: AbstractSet[int], optimizers: Optimizers) -> None:
         """Let steps read copies of the weights, of which a server here updates those of `nodes`."""
+        if not nodes >= self.updated.keys():
+            self.updates = self._updated_by(optimizers, nodes)
         rows = zip(self.reads, self.flats, strict=True)
         self.reads = [read.clone() if read is flat else read for read, flat in rows]
         gradients, given = list[Tensor](), dict[str, Tensor]()
