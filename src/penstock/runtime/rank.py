@@ -88,6 +88,7 @@ class Rank:
     server_end: ServedRank | None = None
     last_sum: Sum | Norm | None = None
     servers: tuple[int, ...] = ()
+    _server_parts: ServerParts | None = None
 
     def __init__(
         self,
@@ -123,7 +124,6 @@ class Rank:
         self.parts = tuple[int, ...]()
         self._ahead: dict[tuple[int, int, int], int] = {}  # by edge, sender and receiver
         self._moments: list[Any] | None = None
-        self._server_parts: ServerParts | None = None
         self._group, self.first_edge = 1, terms.first_edge  # micro-batches of a message of a B edge
         self._joints: dict[tuple[int, int, bool], tuple[Joint, Function, Function]] = {}
         self._senders: dict[tuple[int, int], Send] = {}

@@ -86,7 +86,7 @@ class _ServerWord(NamedTuple):
     problem: BaseException | None = None
 
 
-class _Run(NamedTuple):
+class _ServerRun(NamedTuple):
     """A piece of a flat tensor of a stage, which one server has."""
 
     weights: StageWeights
@@ -107,18 +107,18 @@ class _Run(NamedTuple):
             read[self.place].copy_(self.live)
 
 
-def _runs(rank: "Rank", server: int) -> list[_Run]:
+def _runs(rank: "Rank", server: int) -> list[_ServerRun]:
     """Return what the server beside a rank has, stage by stage."""
-    found: list[_Run] = []
+    found: list[_ServerRun] = []
     for stage in sorted(rank.weights):
         weights = rank.weights_of(stage)
         places = weights.runs_of(rank.served_nodes(stage, server) or frozenset())
-        rows = (_Run(weights, at, place) for at, place in enumerate(places))
+        rows = (_ServerRun(weights, at, place) for at, place in enumerate(places))
         found += (run for run in rows if run.place.stop > run.place.start)
     return found
 
 
-def _specs(runs: Sequence[_Run]) -> tuple[tuple[TensorSpec, ...], ...]:
+def _specs(runs: Sequence[_ServerRun]) -> tuple[tuple[TensorSpec, ...], ...]:
     """Return what a message of weights is, and one of gradients; each begins with three numbers."""
     head = TensorSpec((3,), torch.int64)
     rows = [run.live for run in runs], [run.gradient for run in runs]
@@ -236,7 +236,7 @@ class Server:
     """
 
     def __init__(
-        self, runs: Sequence[_Run], way: SumsWay, transport: Transport, places: Sequence[int]
+        self, runs: Sequence[_ServerRun], way: SumsWay, transport: Transport, places: Sequence[int]
     ) -> None:
         self.runs, self.way, self.transport = runs, way, transport
         self.stages = list({id(run.weights): run.weights for run in runs}.values())
