@@ -20,9 +20,9 @@ SRC = Path(penstock.__file__).parent
 BEHIND = {  # lines that may stand behind a module
     "schedule.one_f_one_b": 2_546,  # since Python prints hints
     "program.program": 5_360,  # since Python prints hints
-    "simulate.simulate": 13_540,  # since Python prints hints
-    "runtime.worker": 35_070,  # since slices are exchanged
-    "training.train": 106_705,  # since experts are divided
+    "simulate.simulate": 13_544,  # since servers divide the parameters
+    "runtime.worker": 35_328,  # since servers divide the parameters
+    "training.train": 107_036,  # since servers divide the parameters
 }
 _RUNNING = (
     "runtime",
