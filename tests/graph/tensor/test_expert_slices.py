@@ -11,7 +11,13 @@ from penstock.graph.flop import flop_of
 from penstock.graph.tensor import choose_slices
 from penstock.graph.tensor.choose_slices import by_tensor
 from penstock.graph.tensor.collect_op import COLLECT
-from penstock.graph.tensor.expert_slices import GROUPED, OWN_EXPERTS_MM, OWN_ROWS_MM
+from penstock.graph.tensor.expert_slices import (
+    GROUPED,
+    OWN_EXPERTS_MM,
+    OWN_ROWS_MM,
+    queued_experts_mm,
+    queued_rows_mm,
+)
 from penstock.graph.tensor.placed import Placing, RankSpeed
 from penstock.graph.tensor.value_placement import Partial, Slices
 from penstock.graph.trace import capture
@@ -31,8 +37,9 @@ def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.parametrize("product", [OWN_ROWS_MM, queued_rows_mm])
 @given(counts, st.sampled_from([1, 2, 4]))
-def test_rows_are_multiplied_by_the_matrix_of_their_expert_once(seen: list[int], ranks: int):
+def test_rows_are_multiplied_by_the_matrix_of_their_expert_once(product, seen, ranks):
     """By a loop over rows; experts may see none."""
     seen = seen * ranks
     experts = [k for k, count in enumerate(seen) for _ in range(count)]
@@ -40,21 +47,21 @@ def test_rows_are_multiplied_by_the_matrix_of_their_expert_once(seen: list[int],
     rows, weights = drawn(len(experts), D), drawn(len(seen), D, N, seed=1)
     size = len(seen) // ranks
     own = [
-        OWN_ROWS_MM(rows, weights[rank * size : (rank + 1) * size], ends, rank)
-        for rank in range(ranks)
+        product(rows, weights[rank * size : (rank + 1) * size], ends, rank) for rank in range(ranks)
     ]
     for at, k in enumerate(experts):
         torch.testing.assert_close(own[k // size][at], rows[at] @ weights[k])
         assert not any(own[rank][at].any() for rank in range(ranks) if rank != k // size)
 
 
+@pytest.mark.parametrize("product", [OWN_EXPERTS_MM, queued_experts_mm])
 @given(counts, st.sampled_from([1, 2, 4]))
-def test_gradients_of_matrices_are_sums_over_the_rows_of_their_expert(seen: list[int], ranks: int):
+def test_gradients_of_matrices_are_sums_over_the_rows_of_their_expert(product, seen, ranks):
     seen = seen * ranks
     experts = [k for k, count in enumerate(seen) for _ in range(count)]
     ends = torch.tensor(seen).cumsum(0, dtype=torch.int32)
     rows, grads = drawn(len(experts), D), drawn(len(experts), N, seed=1)
-    made = torch.cat([OWN_EXPERTS_MM(rows.t(), grads, ends, ranks, r) for r in range(ranks)])
+    made = torch.cat([product(rows.t(), grads, ends, ranks, r) for r in range(ranks)])
     expected = torch.zeros(len(seen), D, N)
     for at, k in enumerate(experts):
         expected[k] += torch.outer(rows[at], grads[at])

@@ -85,6 +85,32 @@ def own_experts_mm(
     return GROUPED(left_DR[:, start:stop], right_RN[start:stop], own)
 
 
+def _turned(ends_E: Tensor, count: int, rank: int, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return of a rank's experts the order of rows that begins with theirs, each one's end there,
+    and whether each row is theirs; nothing is waited for.
+    """
+    first, at_R = rank * count, torch.arange(rows, device=ends_E.device)
+    start = ends_E[first - 1] if first else torch.zeros_like(ends_E[0])
+    own = ends_E[first : first + count] - start
+    return (at_R + start) % max(1, rows), own, (at_R >= start) & (at_R < start + own[-1])
+
+
+def queued_rows_mm(rows_RD: Tensor, weights_END: Tensor, ends_E: Tensor, rank: int) -> Tensor:
+    """As `own_rows_mm`, where reading a number would wait for the device."""
+    order_R, own, is_own_R = _turned(ends_E, len(weights_END), rank, len(rows_RD))
+    made = GROUPED(rows_RD[order_R], weights_END, own)
+    back = torch.empty_like(made).index_copy_(0, order_R, made)
+    return torch.where(is_own_R[:, None], back, back.new_zeros(()))
+
+
+def queued_experts_mm(
+    left_DR: Tensor, right_RN: Tensor, ends_E: Tensor, ranks: int, rank: int
+) -> Tensor:
+    """As `own_experts_mm`, where reading a number would wait for the device."""
+    order_R, own, _ = _turned(ends_E, len(ends_E) // ranks, rank, len(right_RN))
+    return GROUPED(left_DR.t()[order_R].t(), right_RN[order_R], own)
+
+
 def _rows_seen(rows: Tensor, weights: Tensor, ends: Tensor, rank: int) -> Tensor:
     return rows.new_empty(len(rows), weights.shape[2])
 
@@ -93,12 +119,12 @@ def _experts_seen(left: Tensor, right: Tensor, ends: Tensor, ranks: int, rank: i
     return left.new_empty(len(ends) // ranks, len(left), right.shape[1])
 
 
-for _name, _call, _seen in (
-    ("own_rows_mm", own_rows_mm, _rows_seen),
-    ("own_experts_mm", own_experts_mm, _experts_seen),
+for _name, _call, _queued, _seen in (
+    ("own_rows_mm", own_rows_mm, queued_rows_mm, _rows_seen),
+    ("own_experts_mm", own_experts_mm, queued_experts_mm, _experts_seen),
 ):
     _LIBRARY.impl(_name, _call, "CPU")
-    _LIBRARY.impl(_name, _call, "CUDA")
+    _LIBRARY.impl(_name, _queued, "CUDA")
     _LIBRARY.impl(_name, _seen, "Meta")
 OWN_ROWS_MM: Any = torch.ops.penstock.own_rows_mm.default
 OWN_EXPERTS_MM: Any = torch.ops.penstock.own_experts_mm.default
