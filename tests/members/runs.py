@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from penstock.checkpoints import checkpoint
+from penstock.checkpoints.folders import Keep
 from penstock.checkpoints.saver import SavePolicy
 from penstock.choose.choose import Choice, Joining
-from penstock.choose.run_windows import windows_of
+from penstock.choose.run_windows import CheckpointInterval, windows_of
 from penstock.cluster import Cluster
 from penstock.graph.trace import Capture, capture
 from penstock.job import Job
@@ -35,6 +36,8 @@ from penstock.runtime.worker import Task
 from penstock.search import Fixed
 from penstock.training.begin import Begin
 from penstock.training.elastic_run import ElasticRun, RunPilot, text_of
+from penstock.training.task import TaskTerms
+from penstock.training.task import task_of as made_task
 from penstock.transport.threads import ThreadTransport
 from tests.parity.models import MODELS, OPTIMIZERS, data, loss, plan_of
 
@@ -99,6 +102,13 @@ def task_of(choice: Choice, begin: Begin, *, folder: Path, every: int = 0) -> Ta
     )
 
 
+def keyed_task(choice: Choice, begin: Begin, *, folder: Path, every: int = 0) -> Task:
+    """Return what ranks do of steps of several shapes."""
+    keep, steps = Keep(), choice.job.num_steps
+    terms = TaskTerms(folder, steps, CheckpointInterval(every), keep, 1, None, False)
+    return replace(made_task(terms, choice, begin), memory_window=None)  # threads have one profiler
+
+
 @dataclass
 class Told:
     """What an elastic run told."""
@@ -124,6 +134,7 @@ def run(  # noqa: PLR0913 - what a run is made of
     by_ranks: bool = False,
     token: bytes = b"token",
     members: tuple[int, ...] = (),
+    keyed: Mapping[int, Choice] = {},  # noqa: B006 - nobody writes into it
 ) -> Told:
     """Run `first` ranks, by `plans` of so many ranks; return what happened.
 
@@ -131,11 +142,13 @@ def run(  # noqa: PLR0913 - what a run is made of
     joins:  is called in a thread of its own when the run begins.
     by_ranks:  whether the batch follows the ranks.
     members:   by rank of the first plan; empty: as they are numbered.
+    keyed:     the plans of all shapes, where steps have several.
     """
-    told, task = Told(), partial(task_of, folder=folder, every=every)
+    told, task = Told(), partial(keyed_task if keyed else task_of, folder=folder, every=every)
     folder.mkdir(exist_ok=True)
     job = ways.ways[0].job
-    own = ElasticRun(ways, task, plans, Begin(), job.num_steps, folder, by_ranks=by_ranks)
+    about = ways, task, plans, Begin(), job.num_steps, folder
+    own = ElasticRun(*about, by_ranks=by_ranks, keyed=keyed)
 
     def pilot() -> RunPilot:
         made = RunPilot(own)

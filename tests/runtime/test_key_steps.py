@@ -5,6 +5,8 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +29,8 @@ from penstock.keyed import keyed, only_key
 from penstock.plan import plan_by_hand
 from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.plan.of_key import for_key, is_alike
-from penstock.runtime.key_steps import KeyStep
+from penstock.runtime.calls import StepResult
+from penstock.runtime.key_steps import KeyStep, of_key
 from penstock.runtime.launch import run_threads
 from penstock.runtime.run import Steps
 from penstock.runtime.windows import Windows
@@ -338,3 +341,22 @@ def test_data_that_has_a_key_of_by_chance_is_taken_as_any_other() -> None:
 
     assert keyed(Table()) is None
     assert isinstance(ps.Job(nn.Identity, lambda m, x: x.sum(), Table(), torch.optim.SGD), ps.Job)
+
+
+def test_who_hears_a_rank_later_hears_its_steps_of_other_keys_too():
+    heard = list[StepResult]()
+    rank: Any = Telling()
+    step: Any = SimpleNamespace(capture=None, stages=None, functions={}, counts=Fraction(1, 2))
+    other = of_key(rank, step, 3)
+    rank.report = heard.append
+    other.report(StepResult(4, 1.0, 0.0, 4))
+    assert [(each.step, each.micro_batches) for each in heard] == [(4, 2)]
+
+
+class Telling:
+    """A rank of which nothing is asked but to report."""
+
+    report = None
+
+    def begin_anew(self, first_edge: int) -> None:
+        assert first_edge == 3

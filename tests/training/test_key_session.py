@@ -16,12 +16,12 @@ from penstock.checkpoints import checkpoint
 from penstock.choose import known_shapes
 from penstock.choose.choose import Machines
 from penstock.choose.settle import NoPlanError
-from penstock.errors import PlanError
+from penstock.errors import PlanError, UnlikeShapesError
 from penstock.examine.examine import Examined
 from penstock.graph.trace import build_model
 from penstock.search.shapes import Fixed
 from penstock.training.begin import Begin
-from penstock.training.key_session import _of_one_shape
+from penstock.training.key_session import _of_one_shape, check_whole, plans_keys
 from penstock.training.session import Session
 from tests.runtime.test_turns import STEPS as STEPS_OF_TURNS
 from tests.runtime.test_turns import job_of as turns_job
@@ -175,11 +175,13 @@ def test_without_a_plan_data_is_as_it_was_written(tmp_path):
 
 
 @pytest.mark.parametrize(("elastic", "strict"), [(True, False), (False, True), (False, False)])
-def test_ranks_that_come_and_go_have_no_plan_for_several_shapes(elastic, strict):
-    said = list[str]()
-    session: Any = SimpleNamespace(job=job_of(), elastic=elastic, listener=Saying(said))
+def test_a_run_to_a_loss_has_no_plan_for_several_shapes(elastic, strict):
+    said, asked = list[str](), SimpleNamespace(policy=None)
+    own = {"job": job_of(), "goal": "a loss", "asked": asked, "elastic": elastic}
+    session: Any = SimpleNamespace(**own, listener=Saying(said))
+    assert not plans_keys(session)
     if elastic or strict:
-        with pytest.raises(NoPlanError, match="steps have several shapes") as told:
+        with pytest.raises(NoPlanError, match="several shapes, and a run to a loss finds") as told:
             _of_one_shape(session, Examined(), strict=strict)
         assert 'last="drop"' in told.value.hint
         return
@@ -189,6 +191,36 @@ def test_ranks_that_come_and_go_have_no_plan_for_several_shapes(elastic, strict)
     assert one.no_plan == "it counts"
     session.job = replace(job_of(), data=ps.batches([{"x": 1}], 1), weight=None)
     assert not _of_one_shape(session, Examined(), strict=True).no_plan
+
+
+@pytest.mark.parametrize("name", ["policy", "batch_by_ranks", ""])
+def test_which_runs_have_plans_for_several_shapes(name):
+    job = SimpleNamespace(data=job_of().data, batch_by_ranks=name == "batch_by_ranks")
+    asked = SimpleNamespace(policy="wanted.toml" if name == "policy" else None)
+    session: Any = SimpleNamespace(job=job, goal=None, asked=asked, elastic=True)
+    assert plans_keys(session) == (not name)
+
+
+@pytest.mark.parametrize(
+    ("fixed", "is_alone"),
+    [
+        ({"stages": 2}, False),
+        ({"schedule": "gpipe"}, False),
+        ({"offload": "state"}, False),
+        ({"stages": 1, "ranks": 3}, True),
+    ],
+)
+def test_ranks_that_may_go_have_the_whole_model_where_steps_have_several_shapes(
+    tmp_path, fixed, is_alone
+):
+    session = Session(job_of(), job_of(), tmp_path, STEPS, Fixed(**fixed), Machines(), elastic=True)
+    if is_alone:
+        check_whole(session)
+        return
+    with pytest.raises(UnlikeShapesError, match="several shapes: then each rank that may go has"):
+        check_whole(session)
+    session.stays_together()
+    check_whole(session)
 
 
 class Saying(ps.Listener):

@@ -61,10 +61,11 @@ def with_number_tensors(job: Job) -> Job | None:
         places = in_a_fork(lambda beat: _places_of(job, beat), _SILENT_S)
     except PenstockError:  # the job fails, with tensors or without
         return None
-    return _at(job, places) if places else None
+    return with_tensors_at(job, places) if places else None
 
 
-def _at(job: Job, places: Sequence[int]) -> Job:
+def with_tensors_at(job: Job, places: Sequence[int]) -> Job:
+    """Return a job with tensors for the leaves at these places, which are numbers."""
     own = job.data
     if isinstance(own, WeightedData):
         return replace(job, data=replace(own, of=NumberTensors(own.of, tuple(places))))
@@ -84,7 +85,7 @@ def _places_of(job: Job, beat: Beat) -> list[int]:
         unlike |= {at for at, (one, two) in pairs if _is_number(one, two) and one != two}
         beat()
     places = sorted(unlike)
-    return places if places and _is_alike(job, _at(job, places)) else []
+    return places if places and _is_alike(job, with_tensors_at(job, places)) else []
 
 
 def _is_number(*leaves: object) -> bool:

@@ -72,10 +72,11 @@ def start_facts(job: Job, asked: Mapping[str, object]) -> dict[str, str]:
 
 def run_facts(choice: Choice, windows: "Windows") -> dict[str, str]:
     """Return digests of what a rank is about to run."""
-    plan = replace(choice.plan, decisions=(), predicted=None)
+    every = (choice, *choice.others)
+    plans = (replace(each.plan, decisions=(), predicted=None).to_json() for each in every)
     return {
-        "graph": choice.captured.graph.digest,  # of joined micro-batches
-        "plan": _digest(json.dumps(plan.to_json())),
+        "graph": " ".join(each.captured.graph.digest for each in every),  # of joined micro-batches
+        "plan": " ".join(_digest(json.dumps(plan)) for plan in plans),
         "program": " ".join(program_digest(program) for program in windows.programs),
     }
 

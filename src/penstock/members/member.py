@@ -43,15 +43,15 @@ from penstock.members.vote import Vote, Wishes
 from penstock.members.words import Failed, Halt, HeldTensor, Told, View, Welcome, Where
 from penstock.program.program import Program
 from penstock.runtime import worker
-from penstock.runtime.calls import Bound, StepResult
+from penstock.runtime.calls import StepResult
 from penstock.runtime.finite import forget, leaving
 from penstock.runtime.kept_reads import KeptReads
+from penstock.runtime.key_steps import bound_of
 from penstock.runtime.module_aside import set_aside
 from penstock.runtime.rank import Rank
 from penstock.runtime.worker import RankResult, Task
 from penstock.state.python_state import packed
 from penstock.state.tensor_parts import key_in, whole
-from penstock.taken import counted
 from penstock.transport.transport import Transport, TransportError
 
 _SEEK_S = 1.0  # between two attempts to reach those that cannot be reached
@@ -345,7 +345,7 @@ class RunMember:
         """Return the step that counts, whose update fails here."""
         told = vote.told
         assert told is not None, "a step counts"
-        count = round(counted(self.pilot.task(view).joined, int(told.micro_batches)))
+        count = self.pilot.task(view).counted(told.step, told.micro_batches)
         return Told(told.step, told.loss, self._watch.stood_s, count, dict(told.figures))
 
     def _spoil(self) -> None:
@@ -388,7 +388,8 @@ class RunMember:
         rank = worker.rank_of(task, transport, self._heard, tells_all=True, kept=self._reads)
         vote = self._vote = Vote(rank, partial(self._wishes, view, task))
         rank.commits_by(vote)
-        bound, program = _bound(rank, task), task.windows.programs[0]
+        bound = bound_of(rank, task.windows.programs, task.keys)
+        program = task.windows.programs[0]
         came = self._load(view, rank)
         guard, more = self._guarded(rank, program, view.step)
         if task.policy.folder is not None and position == 0:
@@ -865,12 +866,6 @@ class RunMember:
 
 def _nothing() -> None:
     """Note nothing: another rank does."""
-
-
-def _bound(rank: Rank, task: Task) -> dict[int, list[Bound]]:
-    for program in task.windows.programs:
-        rank.expect(program)
-    return {id(program): rank.bind(program) for program in task.windows.programs}
 
 
 def _state_of(rank: Rank) -> tuple[dict[str, Tensor], dict[str, object]]:

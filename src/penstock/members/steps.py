@@ -19,7 +19,6 @@ from penstock.runtime.calls import Bound
 from penstock.runtime.launch import as_json, from_json
 from penstock.runtime.rank import Rank
 from penstock.runtime.worker import RankResult, Task
-from penstock.taken import counted
 
 
 class Over(NamedTuple):
@@ -67,7 +66,8 @@ class GenerationSteps:
             part = partial(worker.state_of, rank)
             self.watch.keeper = keeper_of(rank, task.audits, part, attempt)
         rank.gives_by(self.watch.meter.inside(rank.guard), rank.guarded_bytes)
-        written = rank.capture.graph.written
+        captures = rank.capture, *(each.capture for each in task.keys)
+        written = {name for each in captures for name in each.graph.written}
         self.buffers = [
             value for w in rank.weights.values() for n, value in w.buffers.items() if n in written
         ]
@@ -137,7 +137,7 @@ class GenerationSteps:
         self.watch.window(calls, window)
         told = self.vote.told
         assert told is not None, "the step counts"
-        count = round(counted(self.task.joined, int(told.micro_batches)))
+        count = self.task.counted(step, told.micro_batches)
         own = step, told.loss, time.monotonic() - start, count, dict(told.figures)
         member.counts(Told(*own), self.rank)
 

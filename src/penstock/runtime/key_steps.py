@@ -8,7 +8,7 @@ Which weights get a gradient, and so an update, is each step's own.
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
@@ -123,10 +123,10 @@ def of_key(rank: "Rank", step: KeyStep, first_edge: int) -> "Rank":
     made.capture, made.stages, made.functions = step.capture, step.stages, step.functions
     made.frames, made.outbox, made.batches = defaultdict(dict), {}, {}
     made.begin_anew(first_edge)
-    made.report = partial(_counted, rank.report, step.counts)
+    made.report = partial(_report, rank, step.counts)
     return made
 
 
-def _counted(report: Callable[[StepResult], None], counts: Taken, result: StepResult) -> None:
-    """Report a step by the micro-batches of the task."""
-    report(replace(result, micro_batches=counted(counts, Fraction(result.micro_batches))))
+def _report(rank: "Rank", counts: Taken, result: StepResult) -> None:
+    """Report a step by the micro-batches of the task, to all who hear the rank by then."""
+    rank.report(replace(result, micro_batches=counted(counts, Fraction(result.micro_batches))))

@@ -195,6 +195,12 @@ class Task:
         moved = {"windows": windows, "resume": resume, "first_edge": edge, "memory_window": memory}
         return replace(self, **moved)
 
+    def counted(self, step: int, micro_batches: float) -> int:
+        """Return of how many of the job's micro-batches a step was made, of so many of its own."""
+        program = self.windows.ask(step)
+        other = (k.counts for k in self.keys if any(program is each for each in k.programs))
+        return round(self.joined * next(other, 1) * int(micro_batches))
+
     def of(self, job: Job) -> "Task":
         """Return the same task for a job that differs in its place in the data only."""
         return replace(self, job=job)

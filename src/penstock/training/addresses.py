@@ -7,22 +7,30 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.checkpoints.folders import Keep
+from penstock.choose.choose import Choice
+from penstock.choose.key_plans import choice_of_keys, read_key_plans
 from penstock.choose.loading import JobTerms
 from penstock.choose.run_windows import CheckpointInterval
+from penstock.choose.told_data import ToldData
 from penstock.errors import RunError
 from penstock.files import read_json
+from penstock.job import Job
+from penstock.listener import Listener
 from penstock.members.words import Where
 from penstock.pilot.goal import Goal
 from penstock.plan.plan import Plan
 from penstock.profile.noise import EVERY as NOISE_EVERY
 from penstock.training.at_work import ADDRESSES
 from penstock.typed import damage, typed
+
+if TYPE_CHECKING:
+    from penstock.choose.keys import TracedKey
 
 
 class RunTerms(NamedTuple):
@@ -57,6 +65,8 @@ class Addresses:
     folder:   of the run, which all its hosts see.
     members:  where they listen.
     job:      the digest of the folder's record of its job.
+    keyed:    where its steps have several shapes, the plans of all of them, for each of `plans`.
+    data:     what was found of the data of its job.
     """
 
     token: str
@@ -66,6 +76,8 @@ class Addresses:
     steps: int
     terms: RunTerms = RunTerms()  # noqa: RUF009 - a frozen record
     job: str = ""
+    keyed: tuple[str, ...] = ()
+    data: ToldData = ToldData()  # noqa: RUF009 - a frozen record
 
     @property
     def secret(self) -> bytes:
@@ -76,6 +88,16 @@ class Addresses:
     def by_count(self) -> dict[int, Plan]:
         """Return the plans, by number of ranks."""
         return {plan.total_ranks: plan for plan in map(Plan.from_text, self.plans)}
+
+    def keyed_by(
+        self, job: Job, shapes: "Sequence[TracedKey]", listener: Listener
+    ) -> dict[int, Choice]:
+        """Return the plans of all shapes by number of ranks; nothing where steps have one.
+
+        Raises:   PlanError: they are those of another job.
+        """
+        rows = (choice_of_keys(job, shapes, read_key_plans(t), listener) for t in self.keyed)
+        return {choice.plan.total_ranks: choice for choice in rows}
 
     @property
     def public(self) -> str:

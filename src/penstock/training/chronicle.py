@@ -40,12 +40,18 @@ class RunAbout:
 
     samples, tokens:  of a step.
     checked:          how the plan was compared with the plain loop.
+    sizes_of:         tells samples and tokens of a step, where they are not all alike.
     """
 
     num_steps: int
     samples: int
     tokens: int
     checked: str = ""
+    sizes_of: Callable[[int], tuple[int, int]] | None = None
+
+    def sizes(self, step: int) -> tuple[int, int]:
+        """Return samples and tokens of a step."""
+        return self.sizes_of(step) if self.sizes_of else (self.samples, self.tokens)
 
 
 def sizes(job: Job, choice: Choice | None) -> tuple[int, int, int, float | None]:
@@ -129,8 +135,7 @@ class Chronicle:
         self._look()
         if step.step <= self._written:
             return
-        about = self.about
-        row = row_of(step, *sizes_by_ranks(self.job, step, about.samples, about.tokens))
+        row = row_of(step, *sizes_by_ranks(self.job, step, *self.about.sizes(step.step)))
         if self.job.batch_by_ranks:
             row["micro_batches"] = step.micro_batches
         line = json.dumps(finite(dict(row)), allow_nan=False).encode() + b"\n"

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.choose.choose import Choice, save
+from penstock.choose.keys import with_keys
 from penstock.cluster.cluster import Cluster
-from penstock.errors import RunError
+from penstock.errors import PlanError, RunError, UnlikeShapesError
 from penstock.listener import Listener
 from penstock.members.encrypted import new_token
 from penstock.members.in_process import run_inside
@@ -56,6 +57,7 @@ from penstock.training.elastic_run import (
 )
 from penstock.training.ending import tell_members
 from penstock.training.generation_news import Happenings
+from penstock.training.key_session import sizes_by_step
 from penstock.training.misfits import stopped_alone
 from penstock.training.results import Trained, explained
 from penstock.training.run_folder import clear_after, follow_policy, tell_newest, words_to_resume
@@ -114,14 +116,57 @@ def save_predicted(folder: Path, choice: Choice) -> None:
     save(folder, choice.captured, choice.plan, way.profiles, ways.cluster)
 
 
+def keyed(session: "Session", ways: PlanBasis, plans: Mapping[int, Plan]) -> dict[int, Choice]:
+    """Return by number of ranks the plans of all shapes of a session; nothing where it has one.
+
+    Raises:   UnlikeShapesError: there is none for all ranks.
+    """
+    shapes, found = session.learned.shapes, dict[int, Choice]()
+    there, (way, *_) = session.there._replace(cluster=ways.cluster), ways.ways
+    for count, plan in sorted(plans.items(), reverse=True) if shapes else ():
+        try:
+            choice = way.choice(plan)
+            found[count] = with_keys(choice, session.job, shapes, there, ways.cluster)
+        except PlanError:
+            if not found:
+                raise
+    return found
+
+
+def planned_alike(session: "Session", ways: PlanBasis, choice: Choice) -> "Plans":
+    """Return the plans for all numbers of ranks that may be left, of all shapes.
+
+    Raises:   PlanError: the plan is asynchronous.  UnlikeShapesError: it is for one shape only.
+    """
+    if choice.others:
+        ways = replace(ways, fixed=replace(ways.fixed, stages=1))
+    plans = planned(session.folder, ways, choice, session.listener)
+    of_all = keyed(session, ways, plans)
+    if any(each.plan.agreement.guard is not None for each in of_all.values()):
+        message = "steps have several shapes, and a rank holds what another has to keep a copy of"
+        raise UnlikeShapesError(message, hint="let all have one shape, or leave out elastic")
+    if of_all:
+        plans = {count: each.plan for count, each in of_all.items()}
+        save_predicted(session.folder, choice._replace(plan=plans[choice.plan.total_ranks]))
+    return Plans(plans, of_all)
+
+
+class Plans(NamedTuple):
+    """Plans by number of ranks; `keyed`, where steps have several shapes: those of all."""
+
+    plans: Mapping[int, Plan]
+    keyed: Mapping[int, Choice]
+
+
 def run_of(
     session: "Session",
     ways: PlanBasis,
-    plans: Mapping[int, Plan],
+    made: Plans,
     begin: Begin,
     board: "Board",
 ) -> ElasticRun:
     """Return what members of a run have alike; its token is new."""
+    plans = made.plans
 
     def task(choice: Choice, begin: Begin) -> "Task":
         return session.task(choice, begin, board)
@@ -144,7 +189,7 @@ def run_of(
     cursors = cursors_in(session.folder) if begin.checkpoint is not None else ()
     by_ranks = session.job.batch_by_ranks, cursors
     token = new_token(is_encrypted=session.asked.tls)
-    return ElasticRun(ways, task, *about, token, terms, *by_ranks)
+    return ElasticRun(ways, task, *about, token, terms, *by_ranks, made.keyed)
 
 
 def train(session: "Session", choice: Choice, begin: Begin) -> Trained:
@@ -155,7 +200,7 @@ def train(session: "Session", choice: Choice, begin: Begin) -> Trained:
     ways = ways_of(session.folder, choice, session.fixed)
     with stopping(None) as board:
         session.heed(board)
-        plans = planned(session.folder, ways, choice, session.listener)
+        plans = planned_alike(session, ways, choice)
         run = run_of(session, ways, plans, begin, board)
         clear_after(session, begin)
         follow_policy(session, resume=begin.checkpoint is not None, here=True)
@@ -270,14 +315,15 @@ def lived(
     from penstock.runtime.run import Steps
 
     samples, tokens, micro_batches, predicted = sizes(session.job, choice)
-    about = RunAbout(session.num_steps, samples, tokens, session.checked)
+    sizes_of = sizes_by_step((session.job, session.learned.shapes), choice, samples, tokens)
+    about = RunAbout(session.num_steps, samples, tokens, session.checked, sizes_of)
     own = Chronicle(session.folder, session.job, about, partial(_ended_by, session), session.goal)
     look = Happenings(session.folder, session.listener).hear
     heard = (*(heard_by(session, micro_batches) if calls else ()), look)
     with session.listener.steps(first_step, session.num_steps, predicted) as show:
 
         def done(step: StepResult) -> None:
-            row = row_of(step, *sizes_by_ranks(session.job, step, samples, tokens))
+            row = row_of(step, *sizes_by_ranks(session.job, step, *sizes_of(step.step)))
             for hear in (show, *heard):
                 hear(row)
 

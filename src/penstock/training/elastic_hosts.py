@@ -34,8 +34,9 @@ from penstock.training.audited_run import audited_by_plan, with_audits
 from penstock.training.begin import Begin
 from penstock.training.chronicle import ended
 from penstock.training.elastic_driver import (
+    Plans,
     lived,
-    planned,
+    planned_alike,
     run_of,
     start_of,
     wait_for_end,
@@ -105,15 +106,15 @@ def _run(
     """Return what all members have alike: rank 0 plans and writes it down, the others read it."""
     folder, ways = session.folder, ways_of(session.folder, choice, session.fixed)
     if rendezvous.rank == 0:
-        plans = planned(folder, ways, choice, session.listener)
-        run = run_of(session, ways, plans, begin, board)
+        run = run_of(session, ways, planned_alike(session, ways, choice), begin, board)
         clear_after(session, begin)
         follow_policy(session, resume=begin.checkpoint is not None, here=False)
         write_addresses(run.addresses, {})
         rendezvous.put(_READY, _digest(run.token))
         return run
     known = known_in(folder, rendezvous.take(_READY))
-    run = run_of(session, ways, known.by_count, begin, board)
+    about = session.job, session.learned.shapes, session.listener
+    run = run_of(session, ways, Plans(known.by_count, known.keyed_by(*about)), begin, board)
     return replace(run, token=known.secret)
 
 

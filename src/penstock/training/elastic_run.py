@@ -16,9 +16,14 @@ import msgspec
 
 from penstock.checkpoints import checkpoint, folders
 from penstock.choose.choose import Choice, joining_of
+from penstock.choose.key_plans import key_plans, text_of_key_plans
+from penstock.choose.keys import find_key
+from penstock.choose.run_windows import windows_of_keys
 from penstock.choose.same_start import run_facts
+from penstock.choose.told_data import ToldData, told_by_data
 from penstock.errors import PlanError
 from penstock.files import add_line
+from penstock.graph.merge import unjoined
 from penstock.graph.parts import key_in
 from penstock.members.member import START, RunEvent, RunSeen
 from penstock.members.mesh import Mesh
@@ -44,7 +49,7 @@ from penstock.pilot.wishes import is_followed, is_to_leave
 from penstock.plan.lower_plan import lower_plan
 from penstock.plan.plan import Plan, Prediction, is_asynchronous
 from penstock.program.program import Program
-from penstock.runtime.windows import repeated
+from penstock.runtime.windows import Windows, repeated
 from penstock.schedule.recipe import name_of
 from penstock.schedule.recipe import words_of as words_of_schedule
 from penstock.search.judge import Judge
@@ -75,6 +80,14 @@ class ReadyPlan(NamedTuple):
     task: "Task"
     facts: str
 
+    def windows(self, steps: range) -> Windows:
+        """Return the windows of these steps, by the program of each one's key."""
+        if not self.choice.others:
+            return repeated(self.program, steps)
+        keys = (self.choice.key, *(each.key for each in self.choice.others))
+        programs = dict(zip(keys, self.task.windows.programs, strict=True))
+        return windows_of_keys(programs, find_key(self.choice), steps)
+
 
 @dataclass(frozen=True, slots=True)
 class ElasticRun:
@@ -86,6 +99,8 @@ class ElasticRun:
     token:   what whoever joins has to know.
     by_ranks: whether the batch follows the ranks; `cursors`: of what was done before.
     terms:   what else was asked of it.
+    keyed:   where its steps have several shapes, the plans of all by number of ranks; each rank has
+             the whole model then, and no plan is made on the way.
     """
 
     ways: PlanBasis
@@ -98,6 +113,25 @@ class ElasticRun:
     terms: RunTerms = RunTerms()  # noqa: RUF009 - a frozen record
     by_ranks: bool = False
     cursors: tuple[Cursor, ...] = ()
+    keyed: Mapping[int, Choice] = field(default_factory=dict[int, Choice])
+
+    @property
+    def is_keyed(self) -> bool:
+        """Return whether its steps have several shapes."""
+        return bool(self.keyed)
+
+    def choice_of(self, plan: Plan) -> Choice:
+        """Return one of its plans with what it is made of.
+
+        Raises:   PlanError: as `PlanBasis.choice_of`; steps of other shapes have no such plan.
+        """
+        if not self.keyed:
+            return self.ways.choice_of(plan)
+        found, bare = self.keyed.get(plan.total_ranks), {"decisions": (), "predicted": None}
+        if found is None or replace(found.plan, **bare) != replace(plan, **bare):
+            message = "the plan is none of those that were made ahead for steps of several shapes"
+            raise PlanError(message, hint="give all members the same job file")
+        return found._replace(plan=plan)
 
     def cursors_from(self, before: Sequence[Cursor], step: int, plan: Plan) -> tuple[Cursor, ...]:
         """Return where in the data steps begin that a plan does from a step on, written down."""
@@ -114,7 +148,10 @@ class ElasticRun:
         folder = "" if self.folder is None else str(self.folder.absolute())
         plans = tuple(text_of(plan) for plan in self.plans.values())
         job = "" if self.folder is None else job_digest(self.folder)
-        return Addresses(self.token.hex(), folder, {}, plans, self.last_step, self.terms, job)
+        keyed = tuple(text_of_key_plans(key_plans(choice)) for choice in self.keyed.values())
+        told = next((told_by_data(unjoined(way.job)[0]) for way in self.ways.ways), ToldData())
+        about = plans, self.last_step, self.terms, job, keyed, told
+        return Addresses(self.token.hex(), folder, {}, *about)
 
 
 @final
@@ -169,15 +206,15 @@ class RunPilot:
         return self._by_text[text]
 
     def _made_ready(self, plan: Plan) -> ReadyPlan:
-        choice = self.run.ways.choice_of(plan)
-        for other in self._ready.values():
+        choice = self.run.choice_of(plan)
+        for other in () if self.run.is_keyed else self._ready.values():
             there = other.choice.plan
             if (there.cuts, there.terms.joined) == (plan.cuts, plan.terms.joined):
                 program = lower_plan(plan, choice.captured.graph)
                 if keeps_state(other.program, program):
                     return self._shared_ready(other, choice, program)
         task = self.run.task(choice, Begin(self.run.begin.step))
-        (program,) = task.windows.programs
+        program, *_ = task.windows.programs
         facts = " ".join(run_facts(choice, task.windows).values())
         return ReadyPlan(choice, program, task, facts)
 
@@ -190,7 +227,7 @@ class RunPilot:
     def task(self, view: View) -> "Task":
         """Return what all ranks of a view do; of a run that is over, its last step once more."""
         ready, last = self._of(view.plan), self.run.last_step
-        windows = repeated(ready.program, range(min(view.step, last - 1), last))
+        windows = ready.windows(range(min(view.step, last - 1), last))
         resume = Path(view.resume) if view.resume not in ("", START) else None
         task = ready.task.at(windows, resume)
         if not view.cursors:
@@ -296,7 +333,8 @@ class RunPilot:
             if (other := self._shared(now, view.members)) is not None:
                 found.insert(0, self._option("share", other, view.members, 0, left))
         saves_s = max((option.moved_bytes / self._rate for option in found), default=math.inf)
-        if {*members} < {*view.members} and not self.run.by_ranks and saves_s > PRICED_S:
+        stays = self.run.by_ranks or self.run.is_keyed
+        if {*members} < {*view.members} and not stays and saves_s > PRICED_S:
             ranks = [rank for rank, member in enumerate(view.members) if member in members]
             old = self._of(view.plan)
             made = try_rerouted(old.choice.plan, old.program, ranks, self.run.ways)
@@ -359,9 +397,10 @@ class RunPilot:
     def _shared(self, plan: Plan, members: Sequence[int]) -> Plan | None:
         """Return a plan with the best shares for what these members take now, predicted.
 
-        None where it has them: even ones, as long as nobody is slow; and where each keeps its own.
+        None where it has them: even ones, as long as nobody is slow; where each keeps its own; and
+        where steps of several shapes would each be shared otherwise.
         """
-        if self.run.by_ranks:
+        if self.run.by_ranks or self.run.is_keyed:
             return None
         if not self._is_uneven(plan) and all(is_like(self._slow.get(m, 1.0)) for m in members):
             return None

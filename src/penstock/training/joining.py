@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import torch
 
 from penstock.choose.choose import Choice, for_plan
+from penstock.choose.keys import traced_keys
 from penstock.choose.loading import loaded
 from penstock.choose.prepare import traced
 from penstock.errors import PenstockError, RunError
@@ -49,6 +50,7 @@ from penstock.training.begin import Begin
 from penstock.training.chronicle import Chronicle, RunAbout, sizes
 from penstock.training.elastic_driver import save_predicted, wait_for_end, ways_of
 from penstock.training.elastic_run import ElasticRun, RunPilot
+from penstock.training.key_session import sizes_by_step
 from penstock.training.mirror import mirroring_next
 from penstock.training.saved import job_to_run, kept_job
 from penstock.training.task import TaskTerms, task_of
@@ -244,24 +246,30 @@ def _made(known: Addresses, text: str, listener: Listener) -> _Made:
               PlanError: it is another one than the run's.
     """
     folder, terms = Path(known.folder), known.terms
-    author, trained = loaded(text, terms.job)
-    whole = traced(trained, listener, rules=terms.job.rules)
+    author, trained = map(known.data.of, loaded(text, terms.job))
+    shapes = traced_keys(trained, listener, terms.job.rules) if known.keyed else ()
+    whole = shapes[0].captured if shapes else traced(trained, listener, rules=terms.job.rules)
     check_joins(folder, run_facts_of(author, whole))
     plan = Plan.load(folder / "plan.json")
-    job, captured = for_plan(_as_now(trained, folder, terms, plan), plan, whole, listener)
-    choice = Choice(job, captured, plan)
+    trained = _as_now(trained, folder, terms, plan)
+    keyed = known.keyed_by(trained, shapes, listener)
+    if keyed:
+        choice = keyed[plan.total_ranks]
+    else:
+        choice = Choice(*for_plan(trained, plan, whole, listener), plan)
     ways = ways_of(folder, choice, Fixed(rules=terms.job.rules))
     task = partial(task_of, _task_terms(folder, known))
     about = Begin(), known.steps, folder, known.secret, terms, author.batch_by_ranks
-    run = ElasticRun(ways, task, known.by_count, *about)
+    run = ElasticRun(ways, task, known.by_count, *about, keyed=keyed)
 
     def followed() -> Choice:
-        ended = Choice(job, captured, Plan.load(folder / "plan.json"))
+        ended = choice._replace(plan=Plan.load(folder / "plan.json"), others=())
         save_predicted(folder, ended)
         return ended
 
     samples, tokens, *_ = sizes(author, choice)
-    rows = RunAbout(known.steps, samples, tokens, terms.checked)
+    sizes_of = sizes_by_step((trained, shapes), choice, samples, tokens)
+    rows = RunAbout(known.steps, samples, tokens, terms.checked, sizes_of)
     goal = None if terms.until is None else GoalWatch.of_job(terms.until, author)
     return _Made(run, Chronicle(folder, author, rows, followed, goal))
 

@@ -4,12 +4,14 @@
                    before the first one
     ps.in_turn     likewise: a key is a turn
 
-Ranks that come and go, those of torchrun, and a run to a goal have one shape: there the job is
-trained without a plan, as data that does not tell its keys.
+Ranks that torchrun has started make the same of the plans of rank 0.  Where ranks come and go each
+has the whole model, so that nothing is lost with one.  A run to a goal, one that follows a policy
+and one whose batch follows its ranks have one shape: there the job is trained without a plan, as
+data that does not tell its keys.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -28,7 +30,7 @@ from penstock.choose.known_shapes import with_known_shapes
 from penstock.choose.number_tensors import with_number_tensors
 from penstock.choose.prepare import machines
 from penstock.choose.settle import Checked, CheckOptions, NoPlanError, examined, found_of, heed
-from penstock.errors import MemoryShortError
+from penstock.errors import MemoryShortError, PlanError, UnlikeShapesError
 from penstock.examine.impurities import UNLIKE
 from penstock.job import Job
 from penstock.keyed import kinds_of
@@ -49,10 +51,31 @@ def plans_keys(session: "Session") -> bool:
 
 def may_plan_keys(session: "Session") -> bool:
     """Return whether a session can have plans for several shapes."""
-    from penstock.processes.started import under_torchrun
+    return not _has_one_shape(session)
 
-    asked = session.elastic, session.goal, session.asked.policy, session.job.batch_by_ranks
-    return not (any(asked) or under_torchrun())
+
+def _has_one_shape(session: "Session") -> str:
+    """Return why the plans of a session are of one shape, in words; "": they need not be."""
+    if session.goal is not None:
+        return "a run to a loss finds the batch of its steps"
+    if session.asked.policy is not None:
+        return "a run that follows a policy has plans for one shape"
+    return "Job.batch_by_ranks has plans for one" if session.job.batch_by_ranks else ""
+
+
+def check_whole(session: "Session") -> None:
+    """Raise unless each rank may have the whole model, where ranks come and go.
+
+    Raises:   UnlikeShapesError: steps have several shapes, and something else was asked for.
+    """
+    if not (session.elastic and plans_keys(session)):
+        return
+    fixed, given = session.fixed, session.asked.given_plan
+    is_cut = (fixed.stages or 1) > 1 or fixed.schedule is not None or fixed.offload is not None
+    if is_cut or (given is not None and (given.num_stages > 1 or given.shards or given.offloads)):
+        kinds = kinds_of(session.job.data)
+        message = f"steps have several {kinds}: then each rank that may go has the whole model"
+        raise UnlikeShapesError(message, hint="leave out stages, schedule, offload and plan")
 
 
 def examined_job(session: "Session", care: CheckOptions) -> "Examined":
@@ -62,6 +85,7 @@ def examined_job(session: "Session", care: CheckOptions) -> "Examined":
     Raises:   as `examined`; NoPlanError: ranks come and go.
     """
     about = care, session.listener
+    check_whole(session)
     if care.eager or not plans_keys(session):
         found = found_of(session.job, session.key, *about, num_steps=session.num_steps)
         if not care.eager and _is_told_more(session, found):
@@ -121,8 +145,7 @@ def _of_one_shape(session: "Session", found: "Examined", *, strict: bool) -> "Ex
     kinds, is_known = kinds_of(session.job.data), found.failed or found.one_process or found.no_plan
     if is_known or kinds != "shapes" or len(keys_of(session.job)) < 2:
         return found
-    why = "steps have several shapes, and only ranks that stay until the last step have plans for"
-    why = f"{why} these"
+    why = f"steps have several shapes, and {_has_one_shape(session)}"
     hint = 'let all have one shape: last="drop"'
     if strict or session.elastic:
         raise NoPlanError(f"no plan can be made: {why}", found, hint=hint)
@@ -173,7 +196,25 @@ def chosen(session: "Session", choose: "Callable[[Fixed, Capture], Choice]") -> 
     find = partial(_chosen_within, session, choose)
     if session.asked.given_plan is not None:
         return find(session.fixed)
+    if session.elastic:
+        return _replicated(session, find)
     return cut_alike(find, session.fixed, session.listener)
+
+
+def _replicated(session: "Session", find: Callable[[Fixed], Choice]) -> Choice:
+    """Return a choice in which each rank has the whole model: made for the first of the shapes
+    whose steps ranks can share, where those of another are done by each of them.
+
+    Raises:   PlanError: there is none.
+    """
+    shapes, problems = session.learned.shapes, list[PlanError]()
+    for first in shapes:
+        session.planned_for((first, *(other for other in shapes if other is not first)))
+        try:
+            return find(replace(session.fixed, stages=1))
+        except PlanError as problem:
+            problems.append(problem)
+    raise problems[0]
 
 
 def _chosen_within(
@@ -199,14 +240,8 @@ def proved_shapes(
     """
     if not choice.others:
         return prove(session.author, choice, session.key)
-    first = choice._replace(others=())
-    rows = [(choice.key, first)]
-    rows += [
-        (other.key, first._replace(captured=other.captured, plan=other.plan))
-        for other in choice.others
-    ]
     words: list[str] = []
-    for key, own in rows:
+    for key, own in each_key(choice):
         session.listener.say(f"steps of {key}:")
         checked = prove(job_of_key(session.author, key), own, _named(session, key))
         if checked.problem:
@@ -215,13 +250,25 @@ def proved_shapes(
     return Checked("; ".join(words))
 
 
+def each_key(choice: Choice) -> list[tuple[Hashable, Choice]]:
+    """Return the choice for the steps of each key alone, by key."""
+    first = choice._replace(others=())
+    others = (
+        (each.key, first._replace(captured=each.captured, plan=each.plan)) for each in choice.others
+    )
+    return [(choice.key, first), *others]
+
+
 def sizes_by_step(
-    session: "Session", choice: Choice | None, samples: int, tokens: int
+    of: "tuple[Job, Sequence[TracedKey]]", choice: Choice | None, samples: int, tokens: int
 ) -> Callable[[int], tuple[int, int]]:
-    """Return what tells the samples and tokens of a step: where all have one shape, so many."""
+    """Return what tells the samples and tokens of a step: where all have one shape, so many.
+
+    of:       the job, and its traced shapes.
+    """
     if choice is None or not choice.others:
         return lambda step: (samples, tokens)
-    count, key_of = session.job.micro_batches, find_key(choice)
-    graphs = {shape.key: shape.captured.graph for shape in session.learned.shapes}
+    (job, shapes), key_of = of, find_key(choice)
+    graphs, count = {shape.key: shape.captured.graph for shape in shapes}, job.micro_batches
     rows = {key: (graph.samples * count, graph.tokens * count) for key, graph in graphs.items()}
     return lambda step: rows[key_of(step)]

@@ -40,7 +40,7 @@ def run_steps(
     _await_other(session, first_step)
     joules = joules_here()
     samples, tokens, micro_batches, predicted = sizes(session.job, choice)
-    sizes_of = sizes_by_step(session, choice, samples, tokens)
+    sizes_of = sizes_by_step((session.job, session.learned.shapes), choice, samples, tokens)
     heard = heard_by(session, micro_batches)
     with (
         session.listener.steps(first_step, session.num_steps, predicted) as show,

@@ -257,7 +257,7 @@ class Session:
         try:
             choice = self.choose(captured, begin.checkpoint, found)
         except UnlikeShapesError as problem:
-            if self.is_strict():
+            if self.is_strict() or self.elastic:
                 raise
             self.listener.say(f"{problem.message}: training it eagerly instead")
             return self.train_eagerly(begin, found)
@@ -497,9 +497,10 @@ class Session:
         plan = Plan.load(self.folder / "plan.json")
         if self.basis and any(way.is_of(plan) for way in self.basis.ways):
             return joining_of(self.basis.ways, plan).choice(plan)
-        captured = trace_step(self)
+        shapes = self.learned.shapes
+        captured = shapes[0].captured if shapes else trace_step(self)
         assert captured is not None, "it was traced before"
-        return Choice(*for_plan(self.job, plan, captured, self.listener), plan)
+        return Choice(*for_plan(self.step_job, plan, captured, self.listener), plan)
 
     def _guide(self, choice: Choice, board: "Board", *, leads: bool | None) -> Replanner | None:
         """Return what makes the plan again during the run; None where nothing does.

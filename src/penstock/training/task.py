@@ -67,9 +67,10 @@ def task_of(
     from penstock.runtime.worker import Task
 
     plan, captured, every = choice.plan, choice.captured, terms.every
-    keys, windows = (), windows_from(terms, choice, begin.step)
     if choice.others:
         keys, windows = steps_of_keys(choice, range(begin.step, terms.num_steps))
+    else:
+        keys, windows = (), windows_from(terms, choice, begin.step)
     return Task(
         capture=captured,
         stages=stages_of(plan, captured.graph),
@@ -129,6 +130,8 @@ def steps_of_keys(choice: Choice, steps: range) -> "tuple[tuple[KeyStep, ...], W
 
 def windows_from(terms: TaskTerms, choice: Choice, first_step: int) -> Windows:
     """Return the windows of all steps that are left; an asynchronous one ends at checkpoints."""
+    if choice.others:
+        return steps_of_keys(choice, range(first_step, terms.num_steps))[1]
     plan, every = choice.plan, choice.job.validate_every
     drained = [terms.every.window_steps(plan.predicted.step_s if plan.predicted else None)]
     drained += [every] if every else []

@@ -19,11 +19,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock import taken
+from penstock.batches.one_key import job_of_key
 from penstock.choose.choose import Choice, Joining, Machines, for_plan
 from penstock.choose.first_links import linked
+from penstock.choose.key_plans import (
+    choice_of_keys,
+    key_plans,
+    read_key_plans,
+    text_of_key_plans,
+)
 from penstock.choose.prepare import joined_step, measured_as, traced
 from penstock.choose.same_start import agree, run_facts, start_facts
 from penstock.choose.settle import UnlikeError
+from penstock.choose.told_data import ToldData, told_by_data
 from penstock.choose.unjoined import unjoined_choice
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.machine import HERE
@@ -42,10 +50,10 @@ from penstock.listener import Listener
 from penstock.pilot.replan import SearchBasis
 from penstock.plan.plan import Plan
 from penstock.profile.profile import Profile
-from penstock.rules.rule import Rule
 from penstock.training.begin import Begin
 from penstock.training.examination import compare_with_before, examine_job, tell_of_step
 from penstock.training.job_notices import noticing
+from penstock.training.key_session import each_key, traced_shapes
 from penstock.training.local_ranks import are_replicas, unplanned
 from penstock.training.lock import locked
 from penstock.training.misfits import gone_back
@@ -55,6 +63,7 @@ from penstock.training.run_steps import awaits
 from penstock.typed import typed
 
 if TYPE_CHECKING:
+    from penstock.choose.keys import TracedKey
     from penstock.choose.settle import Checked, CheckOptions
     from penstock.examine.examine import Examined
     from penstock.graph.trace import Capture
@@ -74,6 +83,7 @@ _MISFIT = "penstock/misfit"  # what a rank says of a micro-batch that does not f
 _WITHOUT_TORCHRUN = "`penstock train` without torchrun trains it with plain data parallelism"
 _LISTEN_S = 0.02  # how often rank 0 looks whether a step is reported
 _ROUNDING = 1e-6  # of a micro-batch, where ranks tell parts of one
+_MORE = "penstock/data"  # what rank 0 has found of the job's data
 _ENOUGH = "enough"  # in place of which step to measure: micro-batches joined, and slices
 
 
@@ -196,12 +206,14 @@ def _train(session: "Session", rendezvous: "Rendezvous") -> "Trained | None":
     _check_start(rendezvous, begin.step, session.folder)
     found = examine_job(session, begin.checkpoint) if rank == 0 else None
     session.knows(found)
+    _tell_of_data(session, rendezvous)
     _check_ranks(session.asked.given_plan, world)
     captured = _traced_alike(session, rendezvous, begin.step)
     if found is not None:
         found.refuse_failed()
     session.among(world)
     cluster = session.there.cluster or _found(rendezvous, session.listener)
+    _check_kinds(session, cluster)
     about = session, rendezvous, captured, begin, cluster
     choice, launch = _settled(_Outset(*about, itertools.count()))
     if session.elastic:
@@ -211,6 +223,25 @@ def _train(session: "Session", rendezvous: "Rendezvous") -> "Trained | None":
     steps, count = range(begin.step, session.num_steps), session.job.micro_batches
     launch = launch.of(steps, awaits=partial(awaits, session), micro_batches=count)
     return session.train(choice, begin, launch, board=board, leader=rank == 0)
+
+
+def _tell_of_data(session: "Session", rendezvous: "Rendezvous") -> None:
+    """Let all ranks know of the job's data what rank 0 has found; every rank calls it."""
+    if rendezvous.rank == 0:
+        rendezvous.put(_MORE, json.dumps(asdict(told_by_data(session.job))))
+    elif (told := typed(ToldData, json.loads(rendezvous.take(_MORE)))) != ToldData():
+        session.tells_more(told.of(session.job))
+
+
+def _check_kinds(session: "Session", cluster: Cluster | None) -> None:
+    """Raise where steps have several shapes, and would be measured on several kinds of devices.
+
+    Raises:   GraphError.
+    """
+    kinds = {} if cluster is None else _leaders(cluster)
+    if session.learned.shapes and len(kinds) > 1:
+        message = f"steps have several shapes, and devices are of {len(kinds)} kinds"
+        raise GraphError(f"{message}, so no plan can be made", hint=_WITHOUT_TORCHRUN)
 
 
 def _replicas(session: "Session | None", rendezvous: "Rendezvous") -> int:
@@ -235,7 +266,7 @@ def _shared_basis(session: "Session", choice: Choice, captured: "Capture") -> Se
     Only rank 0 has profiles and all ways of joining, and a basis only where the plan was searched
     for; the others trace a step with more joined when it is to be run.
     """
-    is_divided = choice.plan.tensor > 1  # then the plan stays
+    is_divided = choice.plan.tensor > 1 or bool(choice.others)  # then the plan stays
     if session.basis is not None or session.asked.given_plan is not None or is_divided:
         return session.basis
     first = Joining(1, session.job, captured, ())
@@ -298,12 +329,13 @@ def _tried(
     session, rendezvous, captured, begin, cluster, numbers = start
     if session.learned.found is not None:
         choice = choice or _led(start, session.learned.found)
-        rendezvous.put(_PLAN.format(number), json.dumps(choice.plan.to_json()))
+        text = text_of_key_plans(key_plans(choice)) if choice.others else None
+        text = text or json.dumps(choice.plan.to_json())
+        rendezvous.put(_PLAN.format(number), text)
         rendezvous.put(_ASK.format(next(numbers)), _ENOUGH)
     else:
         _serve(start)
-        plan = Plan.from_text(rendezvous.take(_PLAN.format(number)))
-        choice = Choice(*for_plan(session.job, plan, captured, session.listener), plan)
+        choice = _taken(session, captured, rendezvous.take(_PLAN.format(number)))
     session.may_replan_by(_shared_basis(session, choice, captured))
     _check_ranks(choice.plan, rendezvous.num_ranks)
     windows = session.windows(choice, begin.step)
@@ -313,10 +345,48 @@ def _tried(
     return choice, launch, _prove(start, choice, launch)
 
 
+def _taken(session: "Session", captured: "Capture", text: str) -> Choice:
+    """Return the choice of which rank 0 has told the plan, or the plans of all shapes.
+
+    Raises:   PlanError: it is for another job.
+    """
+    if session.learned.shapes:
+        about = session.job, session.learned.shapes, read_key_plans(text), session.listener
+        return choice_of_keys(*about)
+    plan = Plan.from_text(text)
+    return Choice(*for_plan(session.job, plan, captured, session.listener), plan)
+
+
 def _prove(start: _Outset, choice: Choice, launch: "TorchrunLaunch") -> "Checked":
-    """Return how the plan's first steps compare with the plain loop's; every rank calls it.
+    """Return how the plan's first steps of each shape compare with the plain loop's; every rank
+    calls it.
+
+    Raises:   RunError: they differ, and the plan joins no micro-batches.
+    """
+    from penstock.choose.settle import Checked
+
+    session, words = start.session, list[str]()
+    if not choice.others:
+        return _prove_one(start, (session.author, choice, ""), launch)
+    for place, (key, own) in enumerate(each_key(choice)):
+        if start.rendezvous.rank == 0:
+            session.listener.say(f"steps of {key}:")
+        count = own.plan.step_micro_batches
+        about = job_of_key(session.author, key), own, f" of shape {place}"
+        checked = _prove_one(start, about, launch.of((), micro_batches=count))
+        if checked.problem:
+            return checked
+        words.append(f"{key}: {checked.words}")
+    checked = Checked("; ".join(words))
+    session.was_checked(checked.words)
+    return checked
+
+
+def _prove_one(start: _Outset, of: tuple[Job, Choice, str], launch: "TorchrunLaunch") -> "Checked":
+    """Return how the first steps of one shape compare with the plain loop's; every rank calls it.
 
     Rank 0 runs that loop.
+    of:       the author's job of the shape, the choice for it, and what tells it from others.
     Raises:   RunError: they differ, and the plan joins no micro-batches.
     """
     from penstock.choose.settle import Checked, proved
@@ -325,9 +395,10 @@ def _prove(start: _Outset, choice: Choice, launch: "TorchrunLaunch") -> "Checked
     from penstock.prove.prove import Planned, apart_judged, case_of, run_planned
 
     session, rendezvous, begin = start.session, start.rendezvous, start.begin
-    planned = Planned(session.author, choice.captured, choice.plan)
+    author, choice, shape = of
+    planned = Planned(author, choice.captured, choice.plan)
     folder = session.folder / ".proof"  # seen by the ranks of all hosts
-    name = "proof" if choice.plan.terms.joined == 1 else "proof of joining"
+    name = f"proof{'' if choice.plan.terms.joined == 1 else ' of joining'}{shape}"
     asks, ends = _PROVE.format(name), _PROVED.format(name)
 
     def run(steps: tuple[int, ...]) -> Case:
@@ -346,7 +417,8 @@ def _prove(start: _Outset, choice: Choice, launch: "TorchrunLaunch") -> "Checked
     if rendezvous.rank == 0:
         care = session.care._replace(strict=choice.plan.terms.joined == 1)
         steps = range(begin.step, session.num_steps)
-        checked = proved(planned, session.asked.text, steps, care, prove, session.listener)
+        text = f"{session.asked.text}{shape}" if session.asked.text else ""
+        checked = proved(planned, text, steps, care, prove, session.listener)
         session.was_checked(checked.words)
         if not rendezvous.is_told(asks):  # it was proved before
             rendezvous.put(asks, "[]")
@@ -374,24 +446,32 @@ def _traced_alike(session: "Session", rendezvous: "Rendezvous", first_step: int)
 
     if session.care.check:
         agree_on_data(rendezvous, session.author, first_step * session.author.micro_batches)
-    with noticing() as session.learned.noticed:
+    with noticing() as noticed:
         hint = WITHOUT_ELASTIC if session.elastic else _WITHOUT_TORCHRUN
-        captured = _traced(session.job, session.listener, session.fixed.rules, hint)
+        captured, shapes = _traced(session, hint)
+    session.traced_with(shapes, noticed)
     if rendezvous.rank == 0:
         tell_of_step(session, captured)
-    agree(rendezvous, "the step", {"graph": captured.graph.digest})
+    graphs = [shape.captured.graph for shape in shapes] or [captured.graph]
+    agree(rendezvous, "the step", {"graph": " ".join(graph.digest for graph in graphs)})
     if session.care.check:
         agree_on_model(rendezvous, captured)
     return captured
 
 
-def _traced(job: Job, listener: Listener, rules: Sequence[Rule], hint: str) -> "Capture":
+def _traced(session: "Session", hint: str) -> "tuple[Capture, tuple[TracedKey, ...]]":
+    """Return the step, and those of all shapes, the first of which it is, if there are several.
+
+    Raises:   GraphError: it cannot be traced.
+    """
     try:
-        captured = traced(job, listener, rules=rules)
+        shapes = traced_shapes(session)
+        own = session.job, session.listener
+        captured = shapes[0].captured if shapes else traced(*own, rules=session.fixed.rules)
     except GraphError as problem:
         raise GraphError(f"{problem.message}, so no plan can be made", hint=hint) from problem
-    listener.say(str(captured.graph))
-    return captured
+    session.listener.say(str(captured.graph))
+    return captured, shapes
 
 
 # -- the machines that torchrun started it on -----------------------------------------------------
