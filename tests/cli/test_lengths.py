@@ -64,16 +64,16 @@ def test_one_is_killed_another_joins_and_the_run_goes_on_by_torchrun(
         if told.step == 1 and member.mesh.own == 1 and not killed.exists():
             killed.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        if told.step == 4 and member.is_first:
+        if told.step == 3 and member.is_first:
             view = member.last_view
             assert member.mesh.wait(lambda: bool(member._newcomers(view)), LIMIT_S)
 
     monkeypatch.setattr(RunMember, "counts", mortal)
     folder = tmp_path / "run"
     command = ["train", there, "--elastic", "--ranks", "2", "--out", str(folder)]
-    with beside(lambda: main([*command, "--steps", "6"])):
+    with beside(lambda: main([*command, "--steps", "7"])):
         until(lambda: len(rows(folder, "events.jsonl")) == 2)
-        done = call("join", folder, "--json", "--job", there)
+        done = call("join", folder, "--json")
     assert done.code == 0, done.err
     events = rows(folder, "events.jsonl")
     assert [len(event["members"]) for event in events] == [2, 1, 2]

@@ -134,7 +134,7 @@ def run(  # noqa: PLR0913 - what a run is made of
     by_ranks: bool = False,
     token: bytes = b"token",
     members: tuple[int, ...] = (),
-    keyed: Mapping[int, Choice] = {},  # noqa: B006 - nobody writes into it
+    keyed: Mapping[int, Choice] = {},
 ) -> Told:
     """Run `first` ranks, by `plans` of so many ranks; return what happened.
 

@@ -149,7 +149,7 @@ def test_plans_of_another_job_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
     (choice,) = made("in parts", (2,), monkeypatch).values()
     other = job_of((5, 3), 1, weight=True)
     plans = key_plans(choice)
-    with pytest.raises(PlanError, match="of another job|is for graph|cannot be"):
+    with pytest.raises(PlanError, match=r"of another job|is for graph|cannot be"):
         choice_of_keys(other, traced_keys(other, SILENT, ()), plans, SILENT)
     author, _ = unjoined(choice.job)
     shapes = traced_keys(author, SILENT, ())

@@ -95,9 +95,16 @@ def _padded(rows, multiple=8):
     return {"x": x, "labels": labels}
 
 
+def _by_turns(seed):
+    """Return texts, four short ones and four of any length by turns."""
+    rows = texts(480, 14, seed)
+    short = [row for row in rows if len(row["x"]) <= 8]
+    return [row for at in range(0, 96, 4) for row in (*short[at : at + 4], *rows[-4 - at :][:4])]
+
+
 def padded_to_multiples() -> ps.Job:
     """A collator that pads to a multiple of eight: two shapes, which nobody tells."""
-    rows = sorted(texts(192, 14), key=lambda row: len(row["x"]) > 8)
+    rows = _by_turns(0)
     return _job(ps.from_loader(DataLoader(rows, 4, collate_fn=_padded)))
 
 
@@ -111,8 +118,7 @@ def tagged_texts() -> ps.Job:
     def loss(model, batch):
         return next_word(model, batch) * batch["share"]
 
-    rows = sorted(texts(176, 14, 1), key=lambda row: len(row["x"]) > 8)
-    return _job(ps.from_loader(DataLoader(rows, 4, collate_fn=collate)), loss)
+    return _job(ps.from_loader(DataLoader(_by_turns(1), 4, collate_fn=collate)), loss)
 
 
 def temperature() -> ps.Job:
