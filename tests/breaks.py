@@ -289,7 +289,7 @@ BREAKS = (
     Break(
         "numbers as tensors",
         "choose/number_tensors.py",
-        "return places if places and _is_alike(job, _at(job, places)) else []",
+        "return places if places and _is_alike(job, with_tensors_at(job, places)) else []",
         "return places",
         ("tests/choose/test_number_tensors.py",),
         "a loss that asks for the type of a number is trained by another branch",

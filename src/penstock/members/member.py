@@ -388,8 +388,7 @@ class RunMember:
         rank = worker.rank_of(task, transport, self._heard, tells_all=True, kept=self._reads)
         vote = self._vote = Vote(rank, partial(self._wishes, view, task))
         rank.commits_by(vote)
-        bound = bound_of(rank, task.windows.programs, task.keys)
-        program = task.windows.programs[0]
+        program, bound = task.windows.programs[0], bound_of(rank, task.windows.programs, task.keys)
         came = self._load(view, rank)
         guard, more = self._guarded(rank, program, view.step)
         if task.policy.folder is not None and position == 0:

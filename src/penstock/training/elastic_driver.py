@@ -297,6 +297,13 @@ def _awaited(job: "Job", micro_batches: int) -> int:
     return 0 if job.batch_by_ranks else micro_batches
 
 
+def _about(session: "Session", choice: Choice) -> RunAbout:
+    """Return what rows and summary tell of a run."""
+    samples, tokens, *_ = sizes(session.job, choice)
+    sizes_of = sizes_by_step((session.job, session.learned.shapes), choice, samples, tokens)
+    return RunAbout(session.num_steps, samples, tokens, session.checked, sizes_of)
+
+
 def lived(
     session: "Session",
     choice: Choice,
@@ -314,16 +321,15 @@ def lived(
     from penstock.checkpoints.checkpoint import discard
     from penstock.runtime.run import Steps
 
-    samples, tokens, micro_batches, predicted = sizes(session.job, choice)
-    sizes_of = sizes_by_step((session.job, session.learned.shapes), choice, samples, tokens)
-    about = RunAbout(session.num_steps, samples, tokens, session.checked, sizes_of)
+    *_, micro_batches, predicted = sizes(session.job, choice)
+    about = _about(session, choice)
     own = Chronicle(session.folder, session.job, about, partial(_ended_by, session), session.goal)
     look = Happenings(session.folder, session.listener).hear
     heard = (*(heard_by(session, micro_batches) if calls else ()), look)
     with session.listener.steps(first_step, session.num_steps, predicted) as show:
 
         def done(step: StepResult) -> None:
-            row = row_of(step, *sizes_by_ranks(session.job, step, *sizes_of(step.step)))
+            row = row_of(step, *sizes_by_ranks(session.job, step, *about.sizes(step.step)))
             for hear in (show, *heard):
                 hear(row)
 

@@ -67,10 +67,7 @@ def task_of(
     from penstock.runtime.worker import Task
 
     plan, captured, every = choice.plan, choice.captured, terms.every
-    if choice.others:
-        keys, windows = steps_of_keys(choice, range(begin.step, terms.num_steps))
-    else:
-        keys, windows = (), windows_from(terms, choice, begin.step)
+    keys, windows = _steps_from(terms, choice, begin.step)
     return Task(
         capture=captured,
         stages=stages_of(plan, captured.graph),
@@ -130,10 +127,17 @@ def steps_of_keys(choice: Choice, steps: range) -> "tuple[tuple[KeyStep, ...], W
 
 def windows_from(terms: TaskTerms, choice: Choice, first_step: int) -> Windows:
     """Return the windows of all steps that are left; an asynchronous one ends at checkpoints."""
+    return _steps_from(terms, choice, first_step)[1]
+
+
+def _steps_from(
+    terms: TaskTerms, choice: Choice, first_step: int
+) -> "tuple[tuple[KeyStep, ...], Windows]":
+    """Return the steps of other keys, if there are any, and the windows of all that are left."""
     if choice.others:
-        return steps_of_keys(choice, range(first_step, terms.num_steps))[1]
+        return steps_of_keys(choice, range(first_step, terms.num_steps))
     plan, every = choice.plan, choice.job.validate_every
     drained = [terms.every.window_steps(plan.predicted.step_s if plan.predicted else None)]
     drained += [every] if every else []
     steps = range(first_step, terms.num_steps)
-    return windows_of(choice.captured.graph, plan, steps, drained)
+    return (), windows_of(choice.captured.graph, plan, steps, drained)
