@@ -1,4 +1,4 @@
-"""State where few look: in keywords of a partial, in a deque that turns, in what a cache has met."""
+"""State where few look: keywords of a partial, a deque that turns, what a cache has met."""
 
 import bisect
 import collections
