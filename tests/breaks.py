@@ -183,6 +183,14 @@ BREAKS = (
         "other ranks keep numbers that are tensors on rank 0",
     ),
     Break(
+        "memory that processes share",
+        "examine/examine.py",
+        "if check and is_fork and (moved := what_moved(shared, shared_digests())):",
+        "if False:",
+        ("tests/examine/test_shared_state.py",),
+        "a counter in multiprocessing.Value begins the run where the look at the job has left it",
+    ),
+    Break(
         "gradients of another turn",
         "runtime/key_steps.py",
         'return [Bound(give, "settle", "U", -1, 0), *calls]',

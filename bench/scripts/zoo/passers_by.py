@@ -22,6 +22,7 @@ import penstock as ps
 
 STEPS = {
     "counter_that_processes_share": 60,
+    "array_that_processes_share": 60,
     "keywords_of_a_partial": 60,
     "model_of_another_class_from_25_on": 60,
     "hits_of_a_cache": 60,
@@ -53,6 +54,17 @@ def counter_that_processes_share() -> ps.Job:
         with calls.get_lock():
             calls.value += 1
         return squares(model, batch) * (1 + 0.01 * calls.value)
+
+    return _job(loss=loss)
+
+
+def array_that_processes_share() -> ps.Job:
+    """Shares in an array of shared memory, of which each call makes one smaller."""
+    shares = multiprocessing.RawArray("d", [1.0, 1.0])
+
+    def loss(model, batch):
+        shares[1] *= 0.98
+        return squares(model, batch) * shares[1]
 
     return _job(loss=loss)
 

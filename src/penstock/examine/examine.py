@@ -16,6 +16,7 @@ from penstock.examine.buffer_terms import fixed_for
 from penstock.examine.data_check import DataFound, check_data
 from penstock.examine.impurities import begun_anew, describe, looked_at
 from penstock.examine.learning_rate import rate_of
+from penstock.examine.shared_state import shared_digests, what_moved
 from penstock.examine.streams import refusal, replaced_streams, streams_read
 from penstock.examine.surroundings import NOTES, noting
 from penstock.examine.unsaved import Key, Unsaved
@@ -104,9 +105,13 @@ def _noted_apart(call: Callable[[], Any], *, check: bool = True) -> Any:
             found = call()
         return [found, NOTES.taken(), streams_read(streams), NOTES.changed()]
 
+    shared = shared_digests()
     found, read, streams, changed = apart(noted)
     if streams:
         raise refusal(streams)
+    if check and is_fork and (moved := what_moved(shared, shared_digests())):
+        message = f"{moved}, which its processes share, is another one since the job was looked at"
+        raise JobError(message, hint=_OWN)
     if changed and check:
         message = f"{changed[0]}, which it reads: it is another one since the job was looked at"
         raise JobError(message, hint=_COPY)
@@ -114,6 +119,7 @@ def _noted_apart(call: Callable[[], Any], *, check: bool = True) -> Any:
     return found
 
 
+_OWN = "keep it in an attribute or a list, of which each process has its own, or in Job.state"
 _COPY = "put the file back, and let the job read it only, or keep in memory what changes"
 
 
