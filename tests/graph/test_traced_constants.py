@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from penstock.errors import GraphError
 from penstock.graph.trace import capture
+from penstock.graph.traced_constants import KnownValues, _Recipes
 from penstock.job import Job
 from tests.graph.test_trace import assert_equals_eager
 from tests.graph.zoo import D, job_of, sequences, vectors
@@ -158,3 +159,39 @@ def test_generator_is_left_as_it_was() -> None:
 def test_number_of_a_buffer_is_asked_for_in_every_step() -> None:
     found = capture(job_that(lambda net, x: x * net.angles.sum().item()))
     assert any("_local_scalar_dense" in str(node.target) for node in found.fx_nodes)
+
+
+def test_no_op_is_run_again_for_what_nobody_keeps(monkeypatch) -> None:
+    alive, ran = [], []
+    note, run = KnownValues._note_alive, _Recipes._run
+
+    def notes(self, others):
+        note(self, others)
+        alive.append(len(self.alive))
+
+    def runs(self, needed, wanted):
+        ran.append(len(needed))
+        return run(self, needed, wanted)
+
+    monkeypatch.setattr(KnownValues, "_note_alive", notes)
+    monkeypatch.setattr(_Recipes, "_run", runs)
+    capture(job_that(lambda net, x: x * 2))
+    assert alive[0] > 0, "what gradients are views of is alive at the step's end"
+    assert not ran
+    KEPT.clear()
+    table.cache_clear()
+    capture(job_that(keeps_tables))
+    assert len(ran) == 1, "three tensors are kept: what led to them runs once for all"
+
+
+def keeps_a_wrong_one(net: Net, x: Tensor) -> Tensor:
+    if "both" not in KEPT:
+        ids = torch.arange(3) + 7
+        KEPT["both"] = (F.embedding(ids, torch.ones(4, 2)), net.angles * 2)
+    return x * KEPT["both"][1]
+
+
+def test_one_kept_tensor_that_cannot_be_computed_leaves_others_theirs() -> None:
+    KEPT.clear()
+    capture(job_that(keeps_a_wrong_one))
+    assert torch.equal(KEPT["both"][1], (torch.arange(D) + 1.0) * 2)

@@ -80,6 +80,26 @@ def test_two_servers_that_clip_make_the_decisions_of_one(tmp_path):
     assert "servers beside ranks 0, 1 have 256 B, 32 B" in reason
 
 
+def fails(*words):
+    raise AssertionError("the job was looked at")
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "error"),
+    [
+        ({}, {"sums": "ssp:3", "topology": "server:3"}, PlanError),
+        ({}, {"sums": "ssp:3", "elastic": True}, PlanError),
+        ({}, {"sums": "ssp:3", "decisions": "nowhere"}, RunError),
+    ],
+)
+def test_what_does_not_go_with_a_server_is_refused_before_the_job_is_looked_at(
+    words, options, error, tmp_path
+):
+    unlooked = replace(job(**words), model=fails, data=fails, loss=fails, optimizer=fails)
+    with pytest.raises(error, match=r"server"):
+        ps.train(unlooked, ranks=2, num_steps=2, out=tmp_path, listener=None, **options)
+
+
 def test_what_does_not_go_with_a_server_is_refused_with_the_reason(tmp_path):
     about = {"num_steps": 2, "ranks": 2, "out": tmp_path, "listener": None, "sums": "async"}
     with pytest.raises(PlanError, match="rounds of a sum, and it has none"):

@@ -17,11 +17,13 @@ from penstock.choose.choose import (
     decided,
     found_in_units,
 )
+from penstock.choose.contradictions import check_asked
 from penstock.choose.degrees import axis_asked
 from penstock.choose.settle import CheckOptions
 from penstock.cli import face
 from penstock.cli.flags import PLAN
 from penstock.cli.options import asked, taking
+from penstock.cluster.cluster import Cluster
 from penstock.errors import PlanError
 from penstock.files import Json
 from penstock.graph.graph import Graph
@@ -86,6 +88,8 @@ def _planned(
     file = None if options.get("cluster") is None else Path(str(options.get("cluster")))
     loaded = prepare.loaded(job, fixed.rules, view.TERMINAL, fixed.sums).job
     flag_text.check_fits(fixed.schedule, loaded, post_validation=fixed.post_validation)
+    ranks = fixed.ranks or (Cluster.here() if file is None else Cluster.load(file)).num_ranks
+    check_asked(loaded, fixed, ranks)
     if file is None:
         from penstock.choose.size_limits import check_soon
 

@@ -44,11 +44,15 @@ class UntraceableError(GraphError):
 
 
 def functional_trace(
-    step: Callable[..., Any], tensors: Sequence[Tensor], kinds: Sequence[NodeKind]
+    step: Callable[..., Any],
+    tensors: Sequence[Tensor],
+    kinds: Sequence[NodeKind],
+    recorded: Callable[[], None] = lambda: None,
 ) -> fx.GraphModule:
     """Return the ops that `step` runs on `tensors`; its result is [loss, *gradients, *figures].
 
     kinds:    of each tensor.
+    recorded: called when the ops are recorded, and what `step` gave is gone.
     Raises:   UntraceableError: the model cannot run on fake tensors.
               GraphError: it writes into a parameter.
               PastModuleError: it writes into a tensor that is neither a buffer nor its own.
@@ -60,6 +64,7 @@ def functional_trace(
     try:
         with _compat.tracing_session(mode), _without_collections():
             traced = _compat.make_fx(step, record_stack_traces=False)(*fakes)
+            recorded()
             _refuse_writes(traced.graph, kinds)
             _note_sequences(traced.graph)
             if _writes_statistics(traced.graph) or not made_anew(traced.graph):

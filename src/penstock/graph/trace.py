@@ -473,12 +473,8 @@ class _TracedStep:
                 loss, found = forward(state, leaves)
                 self._refuse_remade(state)
                 with _compat.annotate({"figure": True}):
-                    figures = [
-                        value.detach().clone()
-                        if is_output(name)
-                        else value.detach().to(torch.float64, copy=True)
-                        for name, value in zip(self.figures, found, strict=True)
-                    ]
+                    named = zip(self.figures, found, strict=True)
+                    figures = [_as_figure(name, value) for name, value in named]
                 grads = self._gradients(loss, state, flat[-1].to(loss))
                 _write_replaced_buffers(self.model, state)  # autograd has read the old ones
             return [loss.detach(), *grads, *figures]
@@ -488,7 +484,8 @@ class _TracedStep:
         constants = KnownValues(self.model, self.tensors, kinds, asked)
         try:
             with _ModulePaths(self.model), _PlainTensors(self.model) as plain:
-                traced = functional_trace(constants.watching(step), self.tensors, kinds)
+                watched = constants.watching(step)
+                traced = functional_trace(watched, self.tensors, kinds, constants.compute_kept)
         finally:
             constants.make_kept_real()
         capture = self._as_capture(traced, asked and asked.answers())
@@ -573,6 +570,13 @@ def _contiguous(parameter: Tensor) -> Tensor:
     if parameter.is_contiguous():
         return parameter
     return nn.Parameter(parameter.detach().contiguous(), requires_grad=parameter.requires_grad)
+
+
+def _as_figure(name: str, value: Tensor) -> Tensor:
+    """Return a figure as a step gives it: numbers in double precision, what a model says as is."""
+    if is_output(name):
+        return value.detach().clone()
+    return value.detach().to(torch.float64, copy=True)
 
 
 def _write_replaced_buffers(model: nn.Module, state: Mapping[str, Tensor]) -> None:

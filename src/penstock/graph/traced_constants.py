@@ -18,7 +18,8 @@ Ignores:  one that a closure or a global holds, and that has not drawn yet (`exa
 """
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -70,6 +71,7 @@ class KnownValues(_compat.DispatchMode):
         self.model = model
         self.drawn: list[tuple[torch.Generator, Tensor]] = []  # from, and its state before
         self.results: list[weakref.ref[Tensor]] = []
+        self.alive: list[tuple[weakref.ref[Tensor], fx.Node | None, int]] = []  # what it may follow
         self.kept: list[tuple[weakref.ref[Tensor], Tensor]] = []
         self.recipes = _Recipes(tensors, kinds)
 
@@ -82,7 +84,7 @@ class KnownValues(_compat.DispatchMode):
                 with _compat.causal_masks(self._is_known), self:
                     results = step(*inputs)
             finally:
-                self._keep({id(value) for value in (*inputs, *results)})
+                self._note_alive({id(value) for value in (*inputs, *results)})
             return results
 
         return watched
@@ -98,6 +100,7 @@ class KnownValues(_compat.DispatchMode):
 
     def make_kept_real(self) -> None:
         """Give its value to each tensor that the step computed and somebody still holds."""
+        self.compute_kept()
         for generator, state in self.drawn:
             generator.set_state(state)
         for alive, value in self.kept:
@@ -211,20 +214,30 @@ class KnownValues(_compat.DispatchMode):
         """Return a value with its real tensors lifted into the trace as constants of the graph."""
         return _compat.pytree.tree_map_only(Tensor, aten.lift_fresh_copy.default, value)
 
-    def _keep(self, others: set[int]) -> None:
-        """Compute the tensors that are alive at the step's end, but those that modules hold."""
+    def _note_alive(self, others: set[int]) -> None:
+        """Note the tensors that are alive at the step's end, and what each of them may follow."""
         alive = {id(tensor): tensor for one in self.results if (tensor := one()) is not None}
         self.results.clear()
         attributes = (value for module in self.model.modules() for value in vars(module).values())
         put_back = {id(value) for value in attributes}
         for tensor in (tensor for at, tensor in alive.items() if at not in others):
             most = _FIXED if id(tensor) in put_back else _MOVING
-            try:
-                value = self.recipes.value(_compat.node_of(tensor), most)
-            except (NotConstantError, IndexError, RuntimeError):  # as of ids out of range: the
-                continue  # step itself says so
+            if (node := _compat.node_of(tensor)) is not None:
+                self.recipes.look(node.graph)
+            self.alive.append((weakref.ref(tensor), node, most))
+
+    def compute_kept(self) -> None:
+        """Compute the tensors that are alive though what the step gave is gone: somebody has them.
+
+        What gradients are views of goes with them: a hundred tensors of a GPT.
+        The graph has to be as it was recorded.
+        """
+        alive = [(one, node, most) for one, node, most in self.alive if one() is not None]
+        self.alive.clear()
+        values = self.recipes.values_of([(node, most) for _, node, most in alive])
+        for (tensor, _, _), value in zip(alive, values, strict=True):
             if isinstance(value, Tensor):  # the op that stopped a trace may have given nothing
-                self.kept.append((weakref.ref(tensor), value))
+                self.kept.append((tensor, value))
 
 
 class _Recipes:
@@ -237,6 +250,7 @@ class _Recipes:
         self.writers: dict[fx.Node, list[fx.Node]] = {}
         self.at: dict[fx.Node, int] = {}
         self.values: dict[fx.Node, Tensor] = {}  # of inputs
+        self.read: dict[fx.Node, Any] = {}  # constants that nodes read
         self.numbers: dict[fx.Node, int] = {}  # of inputs
         self.last: fx.Node | None = None
 
@@ -247,8 +261,32 @@ class _Recipes:
         Raises:   NotConstantError: it follows more, or is too large.
         """
         needed = self.led_to(node, most)
-        reads = [one for one in needed if one.op == "get_attr"]
-        found: dict[fx.Node, Any] = {one: _compat.traced_constant(one) for one in reads}
+        assert node is not None, "else nothing leads to it"
+        return self._run(needed, [node])[node]
+
+    def values_of(self, wanted: Sequence[tuple[fx.Node | None, int]]) -> list[Any]:
+        """Return the values of nodes, each with what it may follow; None: it has none.
+
+        All writers of what a node reads lead to it, so ops run once for all nodes together.
+        """
+        known = dict[fx.Node, set[fx.Node]]()
+        for node, most in wanted:
+            with suppress(NotConstantError):
+                led = self.led_to(node, most)
+                assert node is not None, "else nothing leads to it"
+                known[node] = led
+        try:
+            found = self._run(set[fx.Node]().union(*known.values()), known) if known else {}
+        except (IndexError, RuntimeError):  # as of ids out of range: the step itself says so
+            found = dict[fx.Node, Any]()
+            for node, needed in known.items():
+                with suppress(IndexError, RuntimeError):
+                    found |= self._run(needed, [node])
+        return [None if node is None else found.get(node) for node, _ in wanted]
+
+    def _run(self, needed: set[fx.Node], wanted: Iterable[fx.Node]) -> dict[fx.Node, Any]:
+        """Return copies of the values of some nodes; needed: these, and all that led to them."""
+        found: dict[fx.Node, Any] = {n: self.read[n] for n in needed if n.op == "get_attr"}
         found |= {one: self.values[one] for one in needed if one.op == "placeholder"}
         with _compat.no_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):  # pyright: ignore
             found = {one: value.clone() for one, value in found.items()}  # it may be written
@@ -256,8 +294,8 @@ class _Recipes:
                 target: Any = one.target
                 args, kwargs = fx.map_arg((one.args, one.kwargs), found.__getitem__)
                 found[one] = target(*args, **kwargs)
-            assert node is not None, "else nothing leads to it"
-            return found[node].clone() if isinstance(found[node], Tensor) else found[node]
+            values = {one: found[one] for one in wanted}
+            return {n: v.clone() if isinstance(v, Tensor) else v for n, v in values.items()}
 
     def led_to(self, node: fx.Node | None, most: int) -> set[fx.Node]:
         """Return a node and all that led to it.
@@ -266,7 +304,7 @@ class _Recipes:
         """
         if node is None:
             raise NotConstantError
-        self._look(node.graph)
+        self.look(node.graph)
         needed, todo = set[fx.Node](), [node]
         while todo:
             one = todo.pop()
@@ -286,7 +324,7 @@ class _Recipes:
         if max(levels) > most or beside or is_large or is_written:
             raise NotConstantError
 
-    def _look(self, graph: fx.Graph) -> None:
+    def look(self, graph: fx.Graph) -> None:
         """Note what has been recorded since the last time."""
         nodes = iter(graph.nodes) if self.last is None else _after(self.last)
         for node in nodes:
@@ -295,6 +333,8 @@ class _Recipes:
             if node.op == "placeholder":
                 self._input(node)
             else:
+                if node.op == "get_attr":
+                    self.read[node] = _compat.traced_constant(node)
                 inputs = (self.follows[self.root[one]] for one in node.all_input_nodes)
                 own = _MOVING if _moves(node) else _CONSTANT
                 self.follows[node] = max(own, *inputs, _CONSTANT)

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias, cast, get_type_hints
 
 import numpy as np
 
-from penstock.errors import ScheduleError
+from penstock.errors import PlanError, ScheduleError
 from penstock.files import Json
 from penstock.schedule import WITH_LINKS, find
 from penstock.schedule.greedy import Seconds
@@ -286,6 +286,16 @@ def trains(of: AnySchedule) -> bool:
     if isinstance(of, Recipe):
         return _trains(of.builder)
     return bool((of.orders.kinds != F).any())
+
+
+def check_trains(of: AnySchedule) -> None:
+    """Raise where a schedule has no backward pass.
+
+    Raises:   PlanError: it has none.
+    """
+    if not trains(of):
+        hint = "take one of the others that `penstock schedule` lists"
+        raise PlanError(f"{name_of(of)} has no backward pass: it cannot train", hint=hint)
 
 
 def to_json(of: AnySchedule) -> Json:

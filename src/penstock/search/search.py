@@ -24,7 +24,7 @@ from penstock.program.passes.shard import Sharding
 from penstock.rules.rewrite import made_to_keep
 from penstock.rules.rule import Rule
 from penstock.rules.ruled import ASKED, Ruled, ruled
-from penstock.schedule.recipe import Recipe, any_schedule, name_of, trains
+from penstock.schedule.recipe import Recipe, any_schedule, check_trains, name_of
 from penstock.search.balance import ANYWHERE, StageEnds, balanced_cuts_on
 from penstock.search.candidate import Candidate, Objective
 from penstock.search.copied import with_copies
@@ -156,9 +156,7 @@ def _has_seconds(fixed: Fixed) -> bool:
     if fixed.schedule is None:
         return False
     asked = any_schedule(fixed.schedule)
-    if not trains(asked):
-        hint = "take one of the others that `penstock schedule` lists"
-        raise PlanError(f"{name_of(asked)} has no backward pass: it cannot train", hint=hint)
+    check_trains(asked)
     return isinstance(asked, Recipe) and asked.seconds is not None
 
 

@@ -2,8 +2,6 @@
 
 import json
 import math
-import multiprocessing
-import os
 import shlex
 import statistics
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -463,8 +461,7 @@ def _validated(
     model = choice.captured.model if choice else build_model(job)
     bring_back(model)
     load_model(model, weights_of(job, outcome.weights))
-    forked = multiprocessing.parent_process() is not None  # its threads would wait for ever
-    torch.set_num_threads(1 if forked else os.cpu_count() or 1)
+    torch.set_num_threads(1)  # as in ranks: on busy cores the threads of an op wait for each other
     try:
         with listener.progress("validating") as update:
             return validated(job, model, update, listener.say)
@@ -474,7 +471,5 @@ def _validated(
         raise
     except Exception as problem:  # noqa: BLE001 - whatever the job's code raises
         why = f"{where(problem, 'the validation fails')}; correct that line, and train a step more"
-    finally:
-        torch.set_num_threads(1)
     listener.say(f"no val_loss: {why}")
     return {NOT_VALIDATED: why}

@@ -14,6 +14,7 @@ import torch
 from penstock import _compat
 from penstock.choose import flag_text
 from penstock.choose.choose import Machines
+from penstock.choose.contradictions import check_asked, check_given
 from penstock.choose.degrees import axis_asked, check_alone
 from penstock.choose.loading import JobTerms, loaded
 from penstock.choose.prepare import started_on
@@ -41,6 +42,7 @@ from penstock.rules.rule import Rule, load
 from penstock.runtime.shared_cores import parse_turns
 from penstock.script import as_started, script_of, with_arguments
 from penstock.search.shapes import Fixed
+from penstock.sums import sums_way
 from penstock.training.at_work import check_free, folder_of, is_under_way, url_of
 from penstock.training.audit_anew import audit_beside
 from penstock.training.callbacks import Hearing, check_declared
@@ -211,6 +213,7 @@ def _session(request: Request, heard: Listener) -> Session:  # long: option by o
     if request.hearing is not None:
         request.hearing.folder = folder / "checkpoints"
     fixed = _fixed(options, found.job, said, follows)
+    _check_asked(options, Machines(there), (found.job, fixed), chosen)
     policy, units = options.get("policy"), options.get("units")
     asked = RunAsked(
         text=request.job if isinstance(request.job, str) else "",
@@ -268,6 +271,30 @@ def _fixed(options: Options, job: Job, rules: Sequence[Rule], follows: int | Non
         tensor=tensor,
         context=context,
     )
+
+
+def _check_asked(
+    options: Options, there: Machines, asked: tuple[Job, Fixed], plan: Plan | None
+) -> None:
+    """Raise where no plan can be what is asked for of a job, before the job is looked at.
+
+    Raises:   PlanError: it names what does not go together.  RunError: there are no decisions.
+    """
+    if options.get("eager"):
+        return
+    job, fixed = asked
+    is_elastic = options.get("elastic", False)
+    ranks = int(os.environ["WORLD_SIZE"]) if under_torchrun() else fixed.ranks
+    ranks = ranks or (there.cluster or Cluster.here()).num_ranks
+    if plan is None:
+        check_asked(job, fixed, ranks, commits=is_elastic)
+    elif is_elastic:
+        check_given(plan)
+    decisions, is_served = options.get("decisions"), sums_way(job.sums).served and ranks > 1
+    if decisions and (is_served if plan is None else plan.served):
+        from penstock.runtime.served import FILE, read_decisions
+
+        read_decisions(Path(decisions) / FILE)
 
 
 def _degrees(options: Options) -> tuple[int | None, int | None]:
