@@ -48,6 +48,25 @@ def test_another_plan_number_or_line_of_code_has_another_key(tmp_path, monkeypat
     assert len(keys) == 6
 
 
+def test_a_file_is_read_once_as_long_as_it_stays(tmp_path, monkeypatch):
+    import sys
+    from importlib import util
+    from pathlib import Path
+
+    job, file, read = job_of("gpt", torch.float32), tmp_path / "users.py", Path.read_bytes
+    file.write_text("import torch\n")
+    spec = util.spec_from_file_location("users", file)
+    monkeypatch.setitem(sys.modules, "users", util.module_from_spec(spec))
+    key, paths = key_of(job, "a"), []
+    monkeypatch.setattr(Path, "read_bytes", lambda path: paths.append(path) or read(path))
+    assert (key_of(job, "a"), paths) == (key, [])
+    file.write_text("import numpy\n")
+    assert key_of(job, "a") != key
+    assert paths == [file]
+    file.write_text("import torch\n")
+    assert key_of(job, "a") == key
+
+
 def test_what_is_typed_by_hand_is_never_kept(monkeypatch):
     import __main__
 

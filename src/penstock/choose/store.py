@@ -16,8 +16,9 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -50,13 +51,13 @@ def key_of(job: Job, text: str, *more: str) -> str | None:
     digest = hashlib.sha256()
     numbers = (f"{f.name}={getattr(job, f.name)!r}" for f in fields(job) if _is_plain(job, f.name))
     made_by = (torch.__version__, platform.python_version(), cpu_name())
-    sources = {path: Path(path).read_bytes() for path in sorted(set(_sources()))}
+    sources = {path: _source(path) for path in sorted(set(_sources()))}
     lines = (text, *more, *numbers, *made_by, _started(), *_imported(sources))
     for line in lines:
         digest.update(f"{line}\n".encode())
     for path, source in sources.items():
         digest.update(path.encode())
-        digest.update(source)
+        digest.update(source.digest)
     return digest.hexdigest()[:32]
 
 
@@ -65,15 +66,33 @@ def _started() -> str:
     return f"{os.environ['WORLD_SIZE']} by torchrun" if under_torchrun() else "here"
 
 
-def _imported(sources: Mapping[str, bytes]) -> Iterator[str]:
+class _Source(NamedTuple):
+    """The digest of a file, and the packages that it imports; of Penstock's own none."""
+
+    digest: bytes
+    imports: frozenset[str]
+
+
+def _source(path: str) -> _Source:
+    """Return what a file holds; one that is as it was is not read again."""
+    now = os.stat(path)
+    return _read(path, (now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns))
+
+
+@cache
+def _read(path: str, as_of: tuple[int, ...]) -> _Source:
+    content, names = Path(path).read_bytes(), set[str]()
+    if is_users(path):
+        for found in _IMPORTED.findall(content.decode(errors="replace")):
+            names |= {
+                each.split()[0].partition(".")[0] for each in found.split(",") if each.split()
+            }
+    return _Source(hashlib.sha256(content).digest(), frozenset(names))
+
+
+def _imported(sources: Mapping[str, _Source]) -> Iterator[str]:
     """Yield the installed packages that the user's files import, with their versions."""
-    names = set[str]()
-    for path, source in sources.items():
-        if is_users(path):
-            for found in _IMPORTED.findall(source.decode(errors="replace")):
-                names |= {
-                    each.split()[0].partition(".")[0] for each in found.split(",") if each.split()
-                }
+    names = {name for source in sources.values() for name in source.imports}
     for name in sorted(names - sys.stdlib_module_names):
         module = sys.modules.get(name)
         file = getattr(module, "__file__", None)
@@ -89,7 +108,7 @@ def _is_plain(job: Job, name: str) -> bool:
 
 def _sources() -> Iterator[str]:
     """Yield the files that the user's code, and Penstock's, were loaded from."""
-    yield from map(str, Path(__file__).parent.parent.rglob("*.py"))
+    yield from _own_sources()
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if (
@@ -99,6 +118,11 @@ def _sources() -> Iterator[str]:
             and Path(file).exists()
         ):
             yield file
+
+
+@cache
+def _own_sources() -> tuple[str, ...]:
+    return tuple(map(str, Path(__file__).parent.parent.rglob("*.py")))
 
 
 def kept(kind: type[Kept], key: str | None, what: str) -> Kept | None:

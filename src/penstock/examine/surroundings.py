@@ -170,8 +170,7 @@ def noting(*, in_fork: bool = False) -> Generator[None]:
 def _of_modules(before: set[str]) -> Iterator[str]:
     """Yield the files of the user's modules that were loaded since."""
     for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if name not in before and isinstance(file, str):
+        if name not in before and isinstance(file := getattr(module, "__file__", None), str):
             yield file
 
 
