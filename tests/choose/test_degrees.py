@@ -156,6 +156,7 @@ def test_the_objective_memory_is_searched_without():
     assert (plan.tensor, FASTEST.objective) == (1, "time")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["blocks", "embeddings", "group_norm"])
 @pytest.mark.parametrize("latency_s", [0.0, 1e-6, 1e-3])
 def test_no_division_takes_less_than_the_bound(name, latency_s):

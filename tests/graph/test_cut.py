@@ -59,7 +59,7 @@ def compare(name: str, cuts: list[int], recompute: Sequence[Recompute], *, split
     assert_equal(found, eager(name), summed(graph, stages))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @zoo
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("recompute", [False, True])

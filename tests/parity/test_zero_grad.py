@@ -122,6 +122,7 @@ def test_own_zero_grad_is_called_where_a_loop_calls_it(name, options, tmp_path):
     assert_close(train(run, tmp_path, (1,) * STEPS).weights, literally(job))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("stages", [1, 2])
 @pytest.mark.parametrize("until", [1, 2, 3])
 @pytest.mark.parametrize("name", OWN)
