@@ -4934,6 +4934,14 @@ BREAKS = (
         "replicas with their weights in far memory are refused",
     ),
     Break(
+        "a file has the digest that it had first",
+        "choose/store.py",
+        "(now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns)",
+        "()",
+        ("tests/choose/test_store.py",),
+        "a job that was changed in a notebook is found proved",
+    ),
+    Break(
         "a generator that the model keeps is drawn from once",
         "graph/traced_constants.py",
         "        if lasts or not torch.equal(fresh.get_state(), state):\n",
