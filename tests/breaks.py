@@ -5113,6 +5113,22 @@ BREAKS = (
         "a cache that a job writes anew at each start sends it away",
     ),
     Break(
+        "files that are counted while they are left",
+        "examine/surroundings.py",
+        "        if folder in self._listed:\n",
+        "        if folder in self.written:\n",
+        ("tests/examine/test_surroundings.py",),
+        "a loss counts the files that its examination has left",
+    ),
+    Break(
+        "what a fork of a fork has changed",
+        "examine/impurities.py",
+        "    NOTES.elsewhere += changed\n",
+        "",
+        ("tests/examine/test_surroundings.py",),
+        "a loss writes into what it reads, and only data are looked at for that",
+    ),
+    Break(
         "a job that is made at the top of its file needs its name",
         "job.py",
         "    if isinstance(value, Job) or callable(value):  # made at the top, or imported\n",

@@ -280,6 +280,40 @@ def test_a_file_that_the_job_reads_and_changes_is_refused_with_the_line(look, tm
     assert not examine(job, check=False).failed
 
 
+def counts_files(path):
+    count = len(list(path.parent.iterdir()))
+    (path.parent / f"{count}.row").touch()
+    return 1.0 + count
+
+
+def makes_what_is_not_there(path):
+    folder = path.parent / "cache"
+    folder.mkdir(exist_ok=True)
+    if not list(folder.iterdir()):
+        for number in range(3):
+            (folder / f"{number}.row").touch()
+    return float(len(list(folder.iterdir())))
+
+
+def test_a_folder_that_the_job_lists_and_adds_to_is_refused_with_the_line(tmp_path):
+    job = job_that_reads(tmp_path, counts_files)
+    with pytest.raises(JobError, match=r"test_surroundings.py:\d+ adds to .*, which it reads"):
+        examine(job)
+    assert not examine(job, check=False).failed
+    assert not examine(job_that_reads(tmp_path, makes_what_is_not_there)).failed
+
+
+def test_files_that_a_loss_leaves_and_counts_are_refused(tmp_path):
+    """The loss is examined in a fork of the process that examines."""
+    (tmp_path / "rows").mkdir()
+
+    def loss(model, batch):
+        return model(batch).square().mean() * counts_files(tmp_path / "rows" / "0.row")
+
+    with pytest.raises(JobError, match="adds to"):
+        examine(replace(loaded(tmp_path, "A = 1"), loss=loss))
+
+
 def test_a_file_that_was_made_while_the_job_was_loaded_is_there_like_any_other(tmp_path):
     made = "from pathlib import Path; Path('config').write_text('3')"
     data = job_that_reads(tmp_path, fades).data

@@ -41,6 +41,7 @@ from penstock.examine.name_reads import (
 )
 from penstock.examine.python_values import Values, has_extra_state, held
 from penstock.examine.queries import Queries, global_chance, line_of, position, text_of, watching
+from penstock.examine.surroundings import NOTES
 from penstock.examine.tokens import Moving
 from penstock.examine.unsaved import (
     Key,
@@ -160,7 +161,8 @@ def _found(job: Job, written: Written | None) -> Looked:
             random.setstate(before[0])
             np.random.set_state(before[1])
             torch.set_rng_state(before[2])
-    rows, written, beside, keys = in_a_fork(partial(_told, job, written), _PATIENCE_S)
+    rows, written, beside, keys, changed = in_a_fork(partial(_told, job, written), _PATIENCE_S)
+    NOTES.elsewhere += changed
     found = tuple(Impurity(**row) for row in rows), written
     told = tuple((str(file), int(line), str(name)) for file, line, name in keys)
     return Looked(*found, tuple(Unsaved(*row) for row in beside), told)
@@ -191,7 +193,7 @@ def _told(job: Job, written: Written | None, beat: Beat) -> list[Any]:
         found = _examined(job, written, beat)
         beside = [list(astuple(one)) for one in found.beside]
         rows = [asdict(one) for one in found.impurities]
-        return [rows, found.written, beside, list(map(list, found.keys))]
+        return [rows, found.written, beside, list(map(list, found.keys)), NOTES.changed()]
 
 
 def _examined(job: Job, written: Written | None, beat: Beat) -> Looked:

@@ -52,6 +52,10 @@ class Notes:
         self.pipes: set[Pipe] = set()  # opened while the job was loaded
         self.written: dict[str, tuple[Line, str]] = {}  # files that were there, before it writes
         self._own: set[str] = set()  # what the code itself has set
+        self.grown: dict[str, Line] = {}  # folders to which it adds, and lists, and adds again
+        self.elsewhere: list[str] = []  # what a fork of this process has seen changed, in words
+        self._filled: set[str] = set()  # folders to which the code itself has added files
+        self._listed: set[str] = set()  # of these, those that it has listed since
         self._made: set[str] = set()  # files that the code itself has begun anew
         self._looks = False  # whether it is this that opens a file now
 
@@ -91,22 +95,39 @@ class Notes:
         self._looks = True
         before = _of_file(path)
         self._looks = False
+        if before == _NOTHING:
+            self._note_added(os.path.dirname(path), line)
         if before == _NOTHING or (anew and f"{_FILE}{path}" not in self.values):
             self._made.add(path)
         else:
             self.written[path] = line, before
 
+    def _note_added(self, folder: str, line: Line) -> None:
+        if folder in self._listed:
+            self.grown.setdefault(folder, line)
+        self._filled.add(folder)
+
+    def note_listed(self, folder: str) -> None:
+        """Note that somebody lists a folder; what the job's code has added to it is seen then."""
+        if folder in self._filled and not self._looks:
+            line = _asker(sys._getframe(1), of_file=False)  # pyright: ignore[reportPrivateUsage]
+            if line is not None:
+                self._listed.add(folder)
+
     def forget_written(self) -> None:
         """Take all files that are there for what the job finds: also those that it has made."""
         self.written, self._made = {}, set()
+        self.grown, self._filled, self._listed, self.elsewhere = {}, set(), set(), []
 
     def changed(self) -> list[str]:
-        """Return which files the job's code has read and changed, each with the line."""
-        return [
+        """Return which files and folders the job's code has read and changed, with the line."""
+        files = [
             f"{text_of(line)} writes into {path}"
             for path, (line, before) in self.written.items()
             if f"{_FILE}{path}" in self.values and _of_file(path) != before
         ]
+        folders = [f"{text_of(line)} adds to {path}" for path, line in self.grown.items()]
+        return [*files, *folders, *self.elsewhere]
 
     def add(self, values: Mapping[str, str]) -> None:
         """Note what another process has read, or what was read before."""
@@ -266,7 +287,10 @@ def _mode_of(flags: int) -> str:
 
 
 def _note_folder(path: object = ".", *_: object, **__: object) -> None:
-    _note(_FOLDER, "." if path is None else path)
+    path = "." if path is None else path
+    _note(_FOLDER, path)
+    if isinstance(path, str | bytes | os.PathLike):
+        NOTES.note_listed(os.path.abspath(os.fsdecode(path)))  # pyright: ignore[reportUnknownArgumentType]
 
 
 def _note_place(path: object, *_: object, **__: object) -> None:
