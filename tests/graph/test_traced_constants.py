@@ -121,6 +121,7 @@ def table(length: int) -> Tensor:
 def keeps_tables(net: Net, x: Tensor) -> Tensor:
     if "both" not in KEPT:
         KEPT["both"] = (net.angles * 2, torch.ones(D).cumsum(0))
+        KEPT["for later"] = (net.angles * 3,)  # no result of the step needs it
     return x * KEPT["both"][0] + KEPT["both"][1] + table(x.shape[1])
 
 
@@ -128,11 +129,12 @@ def test_what_a_trace_leaves_in_caches_is_what_the_model_would_have_left() -> No
     KEPT.clear()
     table.cache_clear()
     capture(job_that(keeps_tables))
-    left = (*KEPT["both"], table(D))
-    assert [type(one) for one in left] == [Tensor] * 3
+    left = (*KEPT["both"], table(D), *KEPT["for later"])
+    assert [type(one) for one in left] == [Tensor] * 4
     assert torch.equal(left[0], (torch.arange(D) + 1.0) * 2)
     assert torch.equal(left[1], torch.arange(1.0, D + 1))
     assert torch.equal(left[2], torch.arange(D) / D)
+    assert torch.equal(left[3], (torch.arange(D) + 1.0) * 3)
     capture(job_that(keeps_tables))  # a second one reads what is real
 
 
