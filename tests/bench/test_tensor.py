@@ -8,14 +8,15 @@ from penstock.graph.trace import build_model
 
 
 def test_the_peer_divides_pairs_of_layers_by_columns_and_rows():
-    for name in MODELS:
+    pairs = {"gpt": (32, 16), "vgg": (1, 1), "moe": (12, 4)}  # of which layers in columns, in rows
+    assert pairs.keys() == {*MODELS}
+    for name, (columns, rows) in pairs.items():
         model = build_model(job_of(name))
         styles = by_hand(model)
         modules = dict(model.named_modules())
         assert all(isinstance(modules[each], nn.Linear) for each in styles)
         kinds = [type(style).__name__ for style in styles.values()]
-        assert kinds.count("RowwiseParallel") == (16 if name == "gpt" else 1)
-        assert kinds.count("ColwiseParallel") == (32 if name == "gpt" else 1)
+        assert (kinds.count("ColwiseParallel"), kinds.count("RowwiseParallel")) == (columns, rows)
 
 
 def test_a_micro_batch_is_always_the_same():

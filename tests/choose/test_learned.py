@@ -13,7 +13,7 @@ from penstock.listener import SILENT
 from penstock.plan.lower_plan import stages_of
 from penstock.plan.of_plan import lower
 from penstock.profile.estimate import estimated
-from penstock.profile.kept_profiles import samples_of, steps_path
+from penstock.profile.kept_profiles import files_of_step, samples_of
 from penstock.profile.latency import learned
 from penstock.profile.measure import measure
 from penstock.profile.profile import FusedCost
@@ -114,9 +114,9 @@ def test_sampled_steps_teach_what_each_segment_takes(schedule, changes, tmp_path
         for rank in range(2)
     ]  # fmt: skip
     learn_step(Choice(job, made, plan), [profile], cluster, rows, tmp_path)
-    path = steps_path(tmp_path, made, job, profile.beside)
-    assert path is not None
-    known = resting_on(profile, sampled_in(path, profile))
+    files = files_of_step(tmp_path, made, job, profile.beside)
+    assert files is not None
+    known = resting_on(profile, sampled_in(files, profile))
     assert (known.steps, known.runs) == (998, 1)
     for action, seconds in seconds_of(known).items():
         assert seconds == pytest.approx(took[action], rel=0.01), action

@@ -18,7 +18,7 @@ from penstock.graph.stages import Segment, SegmentKind
 from penstock.plan.lower_plan import stages_of
 from penstock.plan.plan import Plan, is_asynchronous
 from penstock.profile.estimate import CALL_S
-from penstock.profile.kept_profiles import keep_samples, steps_path
+from penstock.profile.kept_profiles import files_of_step, keep_samples
 from penstock.profile.latency import TimedSegment, parts_of
 from penstock.profile.profile import Profile
 from penstock.profile.sampled import StepRatios, keep_sampled
@@ -100,9 +100,9 @@ def learn_step(
     samples:   of each rank.
     """
     for profile, told in ratios_of(choice, profiles, cluster, samples):
-        path = steps_path(folder, choice.captured, choice.job, profile.beside)
-        if path is not None:
-            keep_sampled(path, profile, told)
+        files = files_of_step(folder, choice.captured, choice.job, profile.beside)
+        if files is not None:
+            keep_sampled(files, profile, told)
 
 
 def ratios_of(

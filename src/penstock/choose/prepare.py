@@ -202,7 +202,7 @@ def measured_as(
     from penstock.device import here
     from penstock.files import cache_folder
     from penstock.processes.child import apart
-    from penstock.profile.kept_profiles import measured, steps_path
+    from penstock.profile.kept_profiles import files_of_step, measured
     from penstock.profile.sampled import resting_on, sampled_in
 
     busiest = max(host.num_devices for host in cluster.hosts if host.device == kind)
@@ -213,10 +213,10 @@ def measured_as(
     with listener.busy("measuring every op"):
         folder = cache_folder("profiles")
         profile = measured(captured, job, beside=beside, folder=folder, tell=tell, apart=apart)
-    path = steps_path(cache_folder("profiles"), captured, job, beside)
-    known = None if path is None else sampled_in(path, profile)
-    if known is not None:
+    files = files_of_step(cache_folder("profiles"), captured, job, beside)
+    known = None if files is None else sampled_in(files, profile)
+    if known is not None and files is not None:
         runs = "a run" if known.runs == 1 else f"{known.runs:,} runs"
         words = f"{known.steps:,} measured steps of {runs}"
-        listener.say(f"seconds rest on {words} (delete {path} to forget them)")
+        listener.say(f"seconds rest on {words} (delete {files.every} to forget them)")
     return replace(resting_on(profile, known), kind=kind)

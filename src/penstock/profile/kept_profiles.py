@@ -22,7 +22,7 @@ from penstock.files import read_json, write_text
 from penstock.profile.latency import TimedSegment
 from penstock.profile.profile import Profile
 from penstock.profile.roofline import DEFAULT
-from penstock.profile.sampled import sampled_path
+from penstock.profile.sampled import StepFiles, step_files
 from penstock.typed import damage, typed
 
 if TYPE_CHECKING:
@@ -193,15 +193,17 @@ def keep_fused(folder: Path, capture: "Capture", job: "Job", profile: Profile) -
     keep(folder, wanted, replace(profile, kind="", device=made_by[0], versions=made_by[1]))
 
 
-def steps_path(folder: Path | None, capture: "Capture", job: "Job", beside: int) -> Path | None:
-    """Return the file of a step's samples from runs (sampled.py).
+def files_of_step(
+    folder: Path | None, capture: "Capture", job: "Job", beside: int
+) -> StepFiles | None:
+    """Return the files of a step's samples from runs (sampled.py).
 
     job:      its micro-batches joined as in `capture`, or not.
     """
     if folder is None:
         return None
     samples = capture.graph.samples * job.micro_batches
-    return sampled_path(folder, capture.graph, samples, optimizer_text(capture, job), beside)
+    return step_files(folder, capture.graph, samples, optimizer_text(capture, job), beside)
 
 
 def optimizer_text(capture: "Capture", job: "Job") -> str:

@@ -4,19 +4,24 @@ A profile is measured op by op, alone or beside copies of itself.  A run has oth
 neighbours and a wall clock: what its sampled steps took, in the seconds that were predicted, is
 kept for every op, and the next profile of the step is multiplied by it.
 
-What identifies a step here are its ops and parameters and the samples of a whole step, so that
-micro-batches joined and not, of which each run has one way, learn from each other.
+What identifies a step here are its ops and parameters and the samples of a whole step.  With its
+micro-batches joined it often has some ops more, so each way of joining has ratios of its own; but
+of all ways together the newest runs tell how fast the machine is.  Or the way that was run would
+be compared, at the speed of a busy day, with others at that of the day they were measured:
 
-Ignores:  that the same ops take other shares of the time where micro-batches are joined.
+    ratios = those of this way's runs, times one number, so that their mean is that of all runs
+
+Ignores:  that joining changes what a busy machine costs.
 """
 
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import exp, log
 from pathlib import Path
+from typing import NamedTuple
 
 from penstock.errors import ProfileError
 from penstock.files import read_json, write_text
@@ -69,23 +74,62 @@ class StepRatios:
     steps: int
 
 
-def sampled_path(
+class StepFiles(NamedTuple):
+    """The files of a step's samples: of one way to join its micro-batches, and of all of them."""
+
+    own: Path
+    every: Path
+
+
+def step_files(
     folder: Path, graph: Graph, step_samples: int, optimizer: str, beside: int
-) -> Path:
-    """Return the file of a step's samples.
+) -> StepFiles:
+    """Return the files of a step's samples.
 
     step_samples:  of all micro-batches of a step together.
     optimizer:     as in a ProfileKey.
     """
+    parameters = [(n.name, n.shape) for n in graph.nodes if n.kind == "parameter"]
     rows = [
         (n.kind, n.target, n.origin, n.shape if n.kind == "parameter" else ()) for n in graph.nodes
     ]
-    text = repr((rows, step_samples, optimizer))
-    return folder / f"steps-{hashlib.sha256(text.encode()).hexdigest()[:16]}-{beside}.json"
+    texts = repr((rows, step_samples, optimizer)), repr((parameters, step_samples, optimizer))
+    own, every = (hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts)
+    return StepFiles(folder / f"steps-{own}-{beside}.json", folder / f"speed-{every}-{beside}.json")
 
 
-def sampled_in(path: Path, profile: Profile) -> Sampled | None:
-    """Return the samples in a file; None: they are of another device or version than `profile`."""
+def sampled_in(files: StepFiles, profile: Profile) -> Sampled | None:
+    """Return what runs have told of a step; None: nothing of this device and version.
+
+    profile:  as it was measured.
+    """
+    return _at_speed(*_told_in(files, profile), profile.op_s)
+
+
+def _told_in(files: StepFiles, profile: Profile) -> tuple[Sampled | None, Sampled | None]:
+    own, every = (_read(path, profile) for path in files)
+    if own is not None and len(own.ratios) != len(profile.op_s):
+        own = None
+    return own, every if every is not None and len(every.ratios) == 1 else None
+
+
+def _at_speed(own: Sampled | None, every: Sampled | None, op_s: Sequence[float]) -> Sampled | None:
+    """Return the ratios of one way to join, at the speed that all ways have told, if any has."""
+    if every is None:
+        return None
+    ratios = own.ratios if own else (1.0,) * len(op_s)
+    scale = every.ratios[0] / _middle(op_s, ratios)
+    return replace(every, ratios=tuple(_within(ratio * scale) for ratio in ratios))
+
+
+def _middle(op_s: Sequence[float], ratios: Sequence[float]) -> float:
+    """Return the mean of ratios of ops, by their seconds; of their logarithms."""
+    whole_s = sum(op_s)
+    parts = (seconds * log(ratio) for seconds, ratio in zip(op_s, ratios, strict=True))
+    return exp(sum(parts) / whole_s) if whole_s else 1.0
+
+
+def _read(path: Path, profile: Profile) -> Sampled | None:
     try:
         if not path.exists():
             return None
@@ -96,17 +140,22 @@ def sampled_in(path: Path, profile: Profile) -> Sampled | None:
         _log.warning("what runs have told cannot be used: %s", problem)
         return None
     is_of_it = (found.device, found.versions) == (profile.device, profile.versions)
-    return found if is_of_it and len(found.ratios) == len(profile.op_s) else None
+    return found if is_of_it else None
 
 
-def keep_sampled(path: Path, profile: Profile, told: StepRatios) -> None:
+def keep_sampled(files: StepFiles, profile: Profile, told: StepRatios) -> None:
     """Add what a run tells, by `profile`, to what earlier ones have told; failing, only warn.
 
     profile:  that the run was predicted with, so what earlier runs told is in it.
     """
-    found = with_run(sampled_in(path, profile), profile, told)
+    own, every = _told_in(files, profile)
+    before = own.ratios if own else (1.0,) * len(profile.op_s)
+    alone_s = [seconds / ratio for seconds, ratio in zip(profile.op_s, before, strict=True)]
+    found = with_run(_at_speed(own, every, alone_s), profile, told)
+    speed = replace(found, ratios=(_within(_middle(alone_s, found.ratios)),))
     try:
-        write_text(path, json.dumps({"penstock": "sampled steps", "sampled": asdict(found)}))
+        for path, row in zip(files, (found, speed), strict=True):
+            write_text(path, json.dumps({"penstock": "sampled steps", "sampled": asdict(row)}))
     except OSError as problem:
         _log.warning("what the run told of its steps could not be kept: %s", problem)
 
@@ -141,9 +190,7 @@ def of_another_step(profile: Profile, told: StepRatios, other: Profile) -> StepR
 
 def _mean(profile: Profile, told: StepRatios) -> float:
     """Return the mean of the ratios of ops, by their seconds; of their logarithms."""
-    whole_s = sum(profile.op_s[op] for op in told.ops)
-    parts = (profile.op_s[op] * log(ratio) for op, ratio in told.ops.items())
-    return exp(sum(parts) / whole_s) if whole_s else 1.0
+    return _middle([profile.op_s[op] for op in told.ops], [*told.ops.values()])
 
 
 def resting_on(profile: Profile, known: Sampled | None) -> Profile:
