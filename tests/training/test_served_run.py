@@ -111,3 +111,6 @@ def test_what_does_not_go_with_a_server_is_refused_with_the_reason(tmp_path):
         ps.train(mixing, topology="server:2", **about)
     with pytest.raises(RunError, match="has no decisions of a server"):
         ps.train(job(), decisions=str(tmp_path / "nowhere"), **about)
+    for other in ({"sums": "int8"}, {"ranks": 1}, {"sums": None, "eager": True}):
+        with pytest.raises(PlanError, match="no server updates the weights"):
+            ps.train(job(), decisions=str(tmp_path), **{**about, **other})

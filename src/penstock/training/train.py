@@ -281,6 +281,7 @@ def _check_asked(
     Raises:   PlanError: it names what does not go together.  RunError: there are no decisions.
     """
     if options.get("eager"):
+        _check_decisions(options, is_served=False)
         return
     job, fixed = asked
     is_elastic = options.get("elastic", False)
@@ -290,11 +291,27 @@ def _check_asked(
         check_asked(job, fixed, ranks, commits=is_elastic)
     elif is_elastic:
         check_given(plan)
-    decisions, is_served = options.get("decisions"), sums_way(job.sums).served and ranks > 1
-    if decisions and (is_served if plan is None else plan.served):
-        from penstock.runtime.served import FILE, read_decisions
+    is_served = sums_way(job.sums).served and ranks > 1
+    _check_decisions(options, is_served=is_served if plan is None else bool(plan.served))
 
-        read_decisions(Path(decisions) / FILE)
+
+def _check_decisions(options: Options, *, is_served: bool) -> None:
+    """Raise where a run is to make a server's decisions again, and has no server or none of them.
+
+    Raises:   PlanError.  RunError: there are none, or they are damaged.
+    """
+    folder = options.get("decisions")
+    if not folder:
+        return
+    if not is_served:
+        message = f"decisions of {folder} are to be made again, and no server updates the weights"
+        hint = (
+            "give sums as that run had them, as ssp:3, on 2 ranks or more; or leave decisions out"
+        )
+        raise PlanError(message, hint=hint)
+    from penstock.runtime.served import FILE, read_decisions
+
+    read_decisions(Path(folder) / FILE)
 
 
 def _degrees(options: Options) -> tuple[int | None, int | None]:
