@@ -99,7 +99,7 @@ def step_files(
 
 
 def sampled_in(files: StepFiles, profile: Profile) -> Sampled | None:
-    """Return what runs have told of a step; None: nothing of this device and version.
+    """Return the samples that runs have told of a step; None: none of this device and version.
 
     profile:  as it was measured.
     """
