@@ -41,7 +41,7 @@ class Sampled:
     """The times of sampled steps of runs, as ratios to the step's profile.
 
     device, versions:  that made it.
-    ratios:   for each node of the graph.
+    ratios:   for each node of the graph; of all ways to join micro-batches together, one.
     update:   of the optimizer's.
     steps:    sampled, of so many runs.
     """
@@ -107,10 +107,11 @@ def sampled_in(files: StepFiles, profile: Profile) -> Sampled | None:
 
 
 def _told_in(files: StepFiles, profile: Profile) -> tuple[Sampled | None, Sampled | None]:
+    """Return what runs of this way to join have told, and runs of all ways; without these none."""
     own, every = (_read(path, profile) for path in files)
-    if own is not None and len(own.ratios) != len(profile.op_s):
-        own = None
-    return own, every if every is not None and len(every.ratios) == 1 else None
+    if every is None or len(every.ratios) != 1:
+        return None, None
+    return own if own is not None and len(own.ratios) == len(profile.op_s) else None, every
 
 
 def _at_speed(own: Sampled | None, every: Sampled | None, op_s: Sequence[float]) -> Sampled | None:

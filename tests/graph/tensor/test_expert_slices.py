@@ -37,15 +37,19 @@ def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
+def sorted_rows(seen: list[int], ranks: int) -> tuple[list[int], torch.Tensor, torch.Tensor]:
+    """Return the expert of each row, rows, and where those of each of `ranks` times these end."""
+    experts = [k for k, count in enumerate(seen * ranks) for _ in range(count)]
+    ends = torch.tensor(seen * ranks).cumsum(0, dtype=torch.int32)
+    return experts, drawn(len(experts), D), ends
+
+
 @pytest.mark.parametrize("product", [OWN_ROWS_MM, queued_rows_mm])
 @given(counts, st.sampled_from([1, 2, 4]))
 def test_rows_are_multiplied_by_the_matrix_of_their_expert_once(product, seen, ranks):
     """By a loop over rows; experts may see none."""
-    seen = seen * ranks
-    experts = [k for k, count in enumerate(seen) for _ in range(count)]
-    ends = torch.tensor(seen).cumsum(0, dtype=torch.int32)
-    rows, weights = drawn(len(experts), D), drawn(len(seen), D, N, seed=1)
-    size = len(seen) // ranks
+    (experts, rows, ends), size = sorted_rows(seen, ranks), len(seen)
+    weights = drawn(len(ends), D, N, seed=1)
     own = [
         product(rows, weights[rank * size : (rank + 1) * size], ends, rank) for rank in range(ranks)
     ]
@@ -57,12 +61,10 @@ def test_rows_are_multiplied_by_the_matrix_of_their_expert_once(product, seen, r
 @pytest.mark.parametrize("product", [OWN_EXPERTS_MM, queued_experts_mm])
 @given(counts, st.sampled_from([1, 2, 4]))
 def test_gradients_of_matrices_are_sums_over_the_rows_of_their_expert(product, seen, ranks):
-    seen = seen * ranks
-    experts = [k for k, count in enumerate(seen) for _ in range(count)]
-    ends = torch.tensor(seen).cumsum(0, dtype=torch.int32)
-    rows, grads = drawn(len(experts), D), drawn(len(experts), N, seed=1)
+    experts, rows, ends = sorted_rows(seen, ranks)
+    grads = drawn(len(experts), N, seed=1)
     made = torch.cat([product(rows.t(), grads, ends, ranks, r) for r in range(ranks)])
-    expected = torch.zeros(len(seen), D, N)
+    expected = torch.zeros(len(ends), D, N)
     for at, k in enumerate(experts):
         expected[k] += torch.outer(rows[at], grads[at])
     torch.testing.assert_close(made, expected)
