@@ -107,7 +107,7 @@ def sampled_in(files: StepFiles, profile: Profile) -> Sampled | None:
 
 
 def _told_in(files: StepFiles, profile: Profile) -> tuple[Sampled | None, Sampled | None]:
-    """Return what runs of this way to join have told, and runs of all ways; without these none."""
+    """Return the samples of this way to join, and those of all ways; without these none."""
     own, every = (_read(path, profile) for path in files)
     if every is None or len(every.ratios) != 1:
         return None, None
