@@ -3788,6 +3788,14 @@ BREAKS = (
         "the bound of a number off by one: it wraps around in a column of 32 bits",
     ),
     Break(
+        "collected_while_loading",
+        "garbage.py",
+        "    gc.disable()\n",
+        "",
+        ("tests/test_garbage.py",),
+        "the collector looks through all modules while they are loaded",
+    ),
+    Break(
         "half_kept",
         "heap.py",
         "and mallopt(_MMAP_MAX, _NO_BLOCK) == 1",

@@ -25,6 +25,7 @@ ROOMS = (
     "taken",
     "terminal",
     "heap",
+    "garbage",
     "_compat",
     "far",
     "script",

@@ -158,13 +158,20 @@ def __getattr__(name: str) -> object:
     if name == "__version__":
         value: object = _version()
     elif name in _ROOMS:
-        value = importlib.import_module(f"penstock.{name}")
+        value = _loaded(name)
     elif name in _PLACES:
-        value = getattr(importlib.import_module(f"penstock.{_PLACES[name]}"), name)
+        value = getattr(_loaded(_PLACES[name]), name)
     else:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}")
     globals()[name] = value
     return value
+
+
+def _loaded(room: str) -> ModuleType:
+    from penstock.garbage import collector_waits
+
+    with collector_waits():
+        return importlib.import_module(f"penstock.{room}")
 
 
 def __dir__() -> list[str]:

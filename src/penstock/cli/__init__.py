@@ -8,6 +8,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from penstock.garbage import collector_waits
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that `arguments` (default: the process's) name; return the exit code."""
@@ -15,7 +17,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if arguments is None:
             _let_hashes_be_alike()
-        from penstock.cli.app import run  # takes half a second, in which Ctrl-C can come
+        with collector_waits():
+            from penstock.cli.app import run  # takes a moment, in which Ctrl-C can come
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

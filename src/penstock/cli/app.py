@@ -10,6 +10,7 @@ import penstock
 from penstock.cli import face
 from penstock.cli.group import WholeGroup
 from penstock.cli.of_job import JobCommand
+from penstock.garbage import collector_waits
 
 COMMANDS = (
     "train", "join", "watch", "stop", "launch", "infer", "plan", "explain", "diff", "simulate",
@@ -112,7 +113,8 @@ def run(arguments: Sequence[str]) -> int:
 
 def _run(arguments: Sequence[str]) -> int:
     named = next(iter(arguments), "")
-    app = app_of([named] if named in COMMANDS else COMMANDS)
+    with collector_waits():
+        app = app_of([named] if named in COMMANDS else COMMANDS)
     try:
         with typer.main.get_command(app).make_context("penstock", [*arguments]) as context:
             context.command.invoke(context)

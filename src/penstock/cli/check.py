@@ -147,15 +147,16 @@ def _checked(
     cuts: _Cuts, steps: int, units: Units | None, author: Job, job: Job, given: Plan | None
 ) -> dict[str, Json]:
     """Return how steps of the plan compare with those of the plain loop of the author's job."""
-    import torch
+    with face.loading():
+        import torch
 
-    from penstock.choose.choose import for_plan
-    from penstock.choose.prepare import divided_step
-    from penstock.device import here
-    from penstock.graph.split import split
-    from penstock.graph.trace import capture
-    from penstock.prove.prove import Planned, prove, steps_to_prove
-    from penstock.runtime.launch import run_processes, run_threads
+        from penstock.choose.choose import for_plan
+        from penstock.choose.prepare import divided_step
+        from penstock.device import here
+        from penstock.graph.split import split
+        from penstock.graph.trace import capture
+        from penstock.prove.prove import Planned, prove, steps_to_prove
+        from penstock.runtime.launch import run_processes, run_threads
 
     torch.set_num_threads(1)
     with face.busy("tracing"):

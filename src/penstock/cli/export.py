@@ -34,8 +34,15 @@ def export(
 
     Example: penstock export runs/gpt --to model.safetensors
     """
-    from penstock.checkpoints.checkpoint import load
-    from penstock.training.export import chosen, save_pretrained, save_state, trained, with_averages
+    with face.loading():
+        from penstock.checkpoints.checkpoint import load
+        from penstock.training.export import (
+            chosen,
+            save_pretrained,
+            save_state,
+            trained,
+            with_averages,
+        )
 
     is_file = _check_form(to)
     which, average = _parsed(checkpoint)

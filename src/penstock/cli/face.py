@@ -12,7 +12,7 @@ import shlex
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -22,6 +22,7 @@ from penstock import terminal
 from penstock.cli.flags import in_flags
 from penstock.errors import GraphError, JobError, PenstockError, PlanError, ProgramError, RunError
 from penstock.files import Json, finite
+from penstock.garbage import collector_waits
 from penstock.runtime.stop import Stopped
 from penstock.terminal import console, say
 
@@ -35,6 +36,13 @@ _HINTS: dict[type[PenstockError], str] = {  # where the error itself has none
 _USAGE = typer.BadParameter.__mro__[1]  # Typer has a Click of its own and exports only this
 out = console(stderr=False)
 busy, progress, table = terminal.busy, terminal.progress, terminal.table
+
+
+@contextlib.contextmanager
+def loading() -> Generator[None]:
+    """Say that what needs torch is imported: the body does so."""
+    with busy("loading PyTorch"), collector_waits():
+        yield
 
 
 def show(text: str) -> None:

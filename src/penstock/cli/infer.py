@@ -97,9 +97,10 @@ class _InferenceCase(NamedTuple):
 def _asked(
     job: Job, cluster: Path | None, ranks: int | None, weights: Path | None
 ) -> _InferenceCase:
-    from penstock.device import here
-    from penstock.runtime.infer import inference_job
-    from penstock.training.export import load_weights
+    with face.loading():
+        from penstock.device import here
+        from penstock.runtime.infer import inference_job
+        from penstock.training.export import load_weights
 
     made = inference_job(job)
     if weights is not None:

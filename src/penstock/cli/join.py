@@ -28,8 +28,9 @@ def join(
     """
     if "://" not in run:
         face.check_folder(Path(run))
-    from penstock.training import view
-    from penstock.training.joining import JoinTerms, join_run
+    with face.loading():
+        from penstock.training import view
+        from penstock.training.joining import JoinTerms, join_run
 
     with face.only_results():
         lived = join_run(

@@ -80,8 +80,9 @@ def _planned(
     job: str, options: Options, fixed: Fixed, aim: SearchAim
 ) -> tuple[Plan, Searched, saved.Basis]:
     """Return the plan, all that was found, and what the plan rests on."""
-    from penstock.choose.keys import cut_alike, traced_keys, with_keys
-    from penstock.choose.other_machines import Looking, planning
+    with face.loading():
+        from penstock.choose.keys import cut_alike, traced_keys, with_keys
+        from penstock.choose.other_machines import Looking, planning
 
     room, units = flag_text.memory_asked(options.get("memory")), options.get("units")
     cut = flag_text.units_asked(None if units is None else str(units))

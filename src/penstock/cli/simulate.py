@@ -71,7 +71,8 @@ def _basis(path: Path, plan: Plan, job: str | None, cluster: Path | None) -> sav
         if cluster is None:
             return basis
         return basis._replace(cluster=prepare.machines(cluster, None, view.TERMINAL))
-    from penstock.choose.other_machines import traced_for
+    with face.loading():
+        from penstock.choose.other_machines import traced_for
 
     with face.only_results():
         there = prepare.machines(cluster, None if cluster else plan.total_ranks, view.TERMINAL)

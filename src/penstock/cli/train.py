@@ -38,7 +38,7 @@ def train(
         train_two((job, second), options, as_json=as_json)
         return
     _check_unused(job, options)
-    with face.busy("loading PyTorch"):
+    with face.loading():
         from penstock.examine.alive import set_apart
         from penstock.training import view
         from penstock.training.train import Request, train_requested

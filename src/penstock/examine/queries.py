@@ -27,7 +27,7 @@ from penstock.examine.numpy_seeds import makes_a_seeded_generator
 
 Line = tuple[str, int]
 
-_TELLERS = ("tqdm", "rich", "wandb", "tensorboard", "tensorboardX", "matplotlib", "_pytest")
+_TELLERS = {"tqdm", "rich", "wandb", "tensorboard", "tensorboardX", "matplotlib", "_pytest"}
 _LOOP = str(Path(__file__).parent / "impurities.py")  # which runs the job's code
 _STDLIB = sysconfig.get_path("stdlib")
 _THEIRS = (
@@ -67,7 +67,7 @@ def is_ours(file: str) -> bool:
     if file.startswith(_THEIRS):
         return False
     if "site-packages" in file or "dist-packages" in file:
-        return not any(name in Path(file).parts for name in _TELLERS)
+        return _TELLERS.isdisjoint(file.replace("\\", "/").split("/"))
     return not file.startswith(_STDLIB)
 
 

@@ -5,13 +5,11 @@ repeat.  The second pass makes the ops functional; what they wrote into a buffer
 copy at the end.  Numbers and module paths are carried through it in `meta["custom"]`.
 """
 
-import gc
 import linecache
 import operator
 import sys
 import traceback
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from torch import Tensor, fx
 from penstock import _compat
 from penstock.device import here
 from penstock.errors import GraphError, JobError
+from penstock.garbage import collector_waits
 from penstock.graph.aliases import PastModuleError
 from penstock.graph.by_rows import join_losses
 from penstock.graph.caches import RemadeError
@@ -62,7 +61,7 @@ def functional_trace(
     place = here().place  # a model that waits is traced as if it were there
     fakes = [_compat.as_fake(mode, tensor, place) for tensor in tensors]
     try:
-        with _compat.tracing_session(mode), _without_collections():
+        with _compat.tracing_session(mode), collector_waits():
             traced = _compat.make_fx(step, record_stack_traces=False)(*fakes)
             recorded()
             _refuse_writes(traced.graph, kinds)
@@ -80,18 +79,6 @@ def functional_trace(
     widen_kept(traced.graph)
     _guard_buffers(traced.graph, mode)
     return traced
-
-
-@contextmanager
-def _without_collections() -> Generator[None]:
-    """Leave new objects alive: Python's collector would go through all of them again and again."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _writes_statistics(graph: fx.Graph) -> bool:
