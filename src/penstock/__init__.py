@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from penstock.stores import DiskCache, stored
     from penstock.timeline import Timeline
     from penstock.training.export import load_weights
+    from penstock.training.loop import loop
     from penstock.training.run_program import run
     from penstock.training.train import train
     from penstock.writers import mlflow, tensorboard, wandb
@@ -84,6 +85,7 @@ __all__ = [
     "in_turn",
     "load_job",
     "load_weights",
+    "loop",
     "lower",
     "measure",
     "mlflow",
@@ -131,6 +133,7 @@ _PLACES = {
     "in_turn": "in_turn",
     "load_job": "job",
     "load_weights": "training.export",
+    "loop": "training.loop",
     "lower": "plan.of_plan",
     "measure": "profile.of_graph",
     "mlflow": "writers",

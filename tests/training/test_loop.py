@@ -1,0 +1,297 @@
+"""A training loop kept as it is: what it trains equals itself, what no job can say is refused."""
+
+import runpy
+import textwrap
+
+import pytest
+import torch
+
+import penstock as ps
+from penstock.errors import JobError
+from penstock.training import loop as looped
+
+SETUP = """
+import math
+import torch
+from torch.nn import functional as F
+from torch.nn.utils import clip_grad_norm_
+from torch.utils.data import DataLoader, TensorDataset
+import penstock as ps
+
+torch.manual_seed(0)
+inputs = torch.randn(20, 4)
+loader = DataLoader(TensorDataset(inputs, inputs[:, :3].argmax(1)), 8)
+nn = torch.nn
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.5)
+scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 0.25, total_iters=4)
+losses, total, OPEN = [], 0.0, {}
+
+def scaled(value):
+    return value * 0.5 + model[4].weight.square().mean()
+
+class Plain:
+    def __enter__(self):
+        return [batch for _ in range(2) for batch in loader]
+
+    def __exit__(self, *_):
+        pass
+"""
+BODY = """
+optimizer.zero_grad()
+logits = model(x)
+loss = scaled(F.cross_entropy(logits, y))
+right = (logits.argmax(1) == y).float().mean()
+loss.backward()
+clip_grad_norm_(model.parameters(), 0.5)
+optimizer.step()
+scheduler.step()
+losses.append(loss.item())
+"""
+
+
+def loop_of(body, steps="steps", target="x, y", call="opened()"):
+    lines = textwrap.indent(textwrap.dedent(body).strip(), " " * 8)
+    return f"with {call} as steps:\n    for {target} in {steps}:\n{lines}\n"
+
+
+COUNTED = {"target": "k, (x, y)", "steps": "enumerate(steps, start=3)"}
+IN_MODULE = loop_of(BODY + "total += k * right.item()", **COUNTED)
+IN_METHOD = """
+class Trainer:
+    def __init__(self):
+        self.net = model
+
+    def fit(self):
+LOOP
+
+Trainer().fit()
+""".replace("LOOP", textwrap.indent(loop_of(BODY.replace("model(x)", "self.net(x)")), " " * 8))
+
+
+def run(folder, text, opened):
+    """Return the names of a script, whose loop is opened by `opened`."""
+    file = folder / f"script{len(list(folder.iterdir()))}.py"
+    file.write_text(SETUP + f"opened = {opened}\n" + text)
+    return runpy.run_path(str(file))
+
+
+def plain_as_well(folder, text, opened):
+    return run(folder, text, opened), run(folder, text, "Plain")
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [(IN_MODULE, "stages=2"), (IN_METHOD, "stages=1")],
+    ids=["module", "method"],
+)
+def test_a_loop_trained_by_ranks_leaves_what_the_loop_itself_leaves(
+    tmp_path, monkeypatch, text, options
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    asked = f"epochs=2, ranks=2, {options}, listener=None"
+    opened = f"lambda: ps.loop(model, optimizer, loader, {asked})"
+    ours, plain = plain_as_well(tmp_path, text, opened)
+    assert len(plain["losses"]) == 6
+    torch.testing.assert_close(ours["losses"], plain["losses"], rtol=1e-5, atol=0)
+    assert ours["total"] == pytest.approx(plain["total"], rel=1e-6)
+    for name, value in plain["model"].state_dict().items():
+        torch.testing.assert_close(ours["model"].state_dict()[name], value, rtol=1e-5, atol=1e-6)
+    ours_state, plain_state = (names["optimizer"].state_dict()["state"] for names in (ours, plain))
+    assert ours_state.keys() == plain_state.keys() == set(range(6))
+    for parameter, state in plain_state.items():
+        for key, value in state.items():
+            torch.testing.assert_close(ours_state[parameter][key], value, rtol=1e-4, atol=1e-6)
+    assert ours["optimizer"].param_groups[0]["lr"] == plain["optimizer"].param_groups[0]["lr"]
+    assert ours["scheduler"].last_epoch == plain["scheduler"].last_epoch == 6
+
+
+class Taken:
+    """Stands in for `ps.train`: keeps the job, and tells of steps."""
+
+    def __init__(self, rows=()):
+        self.rows, self.job, self.options = rows, None, {}
+
+    def __call__(self, job, *, on_step, listener, **options):
+        self.job, self.options = job, options
+        for row in self.rows:
+            on_step(row)
+
+
+OPENED = "lambda **more: ps.loop(model, optimizer, loader, **more)"
+
+
+def taken(monkeypatch, folder, text, rows=()):
+    """Return the job that a script makes, its options, and the names of the script."""
+    stand_in = Taken(rows)
+    monkeypatch.setattr(looped, "train", stand_in)
+    names = run(folder, textwrap.dedent(text), OPENED)
+    return stand_in, names
+
+
+CLIP = "clip_grad_norm_(model.parameters(), 2 * 0.25)\n"
+STEP = "loss.backward()\noptimizer.step()\noptimizer.zero_grad()\n"
+UPDATE = "optimizer.step()\noptimizer.zero_grad()\n"
+LOSS = "loss = F.cross_entropy(model(x), y)\n"
+
+
+def test_the_job_of_a_loop_says_what_the_loop_says(monkeypatch, tmp_path):
+    clip = STEP.replace("optimizer.step()", CLIP + "optimizer.step()")
+    call = "opened(epochs=3, fields={'seed': 7}, ranks=2)"
+    text = loop_of("model.train()\n" + LOSS + clip + "scheduler.step()", call=call)
+    stand_in, names = taken(monkeypatch, tmp_path, text)
+    job = stand_in.job
+    assert (job.num_steps, job.micro_batches, job.clip_norm, job.seed) == (9, 1, 0.5, 7)
+    assert stand_in.options == {"ranks": 2}
+    assert job.model() is names["model"]
+    batch = next(iter(names["loader"]))
+    expected = torch.nn.functional.cross_entropy(names["model"](batch[0]), batch[1])
+    assert torch.equal(job.loss(names["model"], batch), expected)
+    weights = ps.job.Parameters(names["model"].named_parameters())
+    made = job.optimizer(weights)
+    assert made is not names["optimizer"]
+    assert made.param_groups[0]["params"] == list(names["model"].parameters())
+    assert made.defaults["weight_decay"] == 0.5
+    assert made.param_groups[0]["lr"] == 1e-2  # as it was before there was a scheduler
+    rates = job.scheduler(made)
+    assert made.param_groups[0]["lr"] == 1e-2 / 4
+    made.step()
+    rates.step()
+    assert made.param_groups[0]["lr"] == pytest.approx(1e-2 * (0.25 + 0.75 / 4))
+    assert names["optimizer"].param_groups[0]["lr"] == 1e-2 / 4  # the script's own stands still
+
+
+def test_the_copy_of_an_optimizer_has_the_weights_that_it_is_given(monkeypatch, tmp_path):
+    stand_in, names = taken(monkeypatch, tmp_path, loop_of(LOSS + STEP))
+    others = [(name, torch.nn.Parameter(p * 0)) for name, p in names["model"].named_parameters()]
+    made = stand_in.job.optimizer(ps.job.Parameters(others))
+    assert all(one is p for one, (_, p) in zip(made.param_groups[0]["params"], others, strict=True))
+    assert stand_in.job.scheduler is None
+    assert stand_in.job.clip_norm is None
+
+
+def test_what_follows_the_update_is_said_of_each_step(monkeypatch, tmp_path):
+    rows = [{"step": 1, "loss": 2.0, "right": 0.5}, {"step": 2, "loss": 1.0, "right": 0.75}]
+    body = LOSS + "right = model(x).argmax(1).eq(y).float().mean()\n" + STEP
+    body += "if k > 3:\n    OPEN[k] = math.exp(loss.item()), right.item()\ntotal += loss.item()\n"
+    text = loop_of(body, **COUNTED)
+    stand_in, names = taken(monkeypatch, tmp_path, text, rows)
+    assert names["OPEN"] == {4: (pytest.approx(2.718281828), 0.75)}
+    assert (names["total"], names["loss"].item()) == (3.0, 1.0)
+    loss, figures = stand_in.job.loss(names["model"], next(iter(names["loader"])))
+    assert loss.requires_grad
+    assert list(figures) == ["right"]
+
+
+REFUSED = {
+    "two backwards": (LOSS + "loss.backward()\n" + STEP, "a second time"),
+    "accumulated": (
+        LOSS + "loss.backward()\nif total:\n    optimizer.step()\n    optimizer.zero_grad()",
+        "`optimizer.step.*no statement of the loop itself",
+    ),
+    "accumulated later": (
+        LOSS + "loss.backward()\noptimizer.step()\nif total:\n    optimizer.zero_grad()",
+        "nothing clears the gradients",
+    ),
+    "never cleared": (LOSS + "loss.backward()\noptimizer.step()", "nothing clears"),
+    "cleared too soon": (
+        LOSS + "loss.backward()\noptimizer.zero_grad()\noptimizer.step()",
+        "cleared before they are used",
+    ),
+    "an update first": (LOSS + UPDATE + "loss.backward()\n", "the update comes"),
+    "a closure": (LOSS + STEP.replace("step()", "step(lambda: 0)"), "is given something"),
+    "a kept graph": (LOSS + STEP.replace("backward()", "backward(retain_graph=True)"), "given"),
+    "rates first": (LOSS + "scheduler.step()\n" + STEP, "before the optimizer"),
+    "rates in its own way": (LOSS + STEP + "if total:\n    scheduler.step()", "in its own way"),
+    "clipped before": ("clip_grad_norm_(model.parameters(), 1)\n" + LOSS + STEP, "there are none"),
+    "clipped in part": (
+        LOSS + "loss.backward()\n" + CLIP.replace("model.", "model[0].") + UPDATE,
+        "the whole model's",
+    ),
+    "an end": (LOSS + STEP + "if loss.item() < 1:\n    break", "number of steps is known"),
+    "left out": ("if x.sum() > 0:\n    continue\n" + LOSS + STEP, "number of steps is known"),
+    "a count": ("total += 1\n" + LOSS + STEP, "goes on from step to step"),
+    "a look at the optimizer": (
+        LOSS + STEP + "print(optimizer.param_groups[0]['lr'])",
+        "`optimizer.*in its own way",
+    ),
+    "a look at the model": (LOSS + STEP + "print(model[0].weight)", "in its own way"),
+    "a look by a function": (LOSS + STEP + "losses.append(scaled(1))", "may look at the model"),
+    "backward inside": (
+        "with torch.enable_grad():\n    loss = model(x).sum()\n    loss.backward()\n" + STEP,
+        "inside another statement",
+    ),
+    "eval behind": (LOSS + STEP + "model.train()", "after its loss"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "said"), REFUSED.values(), ids=REFUSED)
+def test_a_statement_that_no_job_has_is_refused_with_its_line(monkeypatch, tmp_path, body, said):
+    with pytest.raises(JobError, match=said) as problem:
+        taken(monkeypatch, tmp_path, loop_of(body))
+    assert problem.value.message.startswith("line ")
+    assert problem.value.hint
+
+
+BOTH = "opened(epochs=1, num_steps=3)"
+AROUND = {
+    "in a loop": (
+        "with opened() as steps:\n    for _ in range(3):\n        for x, y in steps:\n"
+        + textwrap.indent(LOSS + STEP, " " * 12),
+        "stands in another one",
+    ),
+    "with an else": (loop_of(LOSS + STEP) + "    else:\n        pass\n", "has an else"),
+    "in a bar": (loop_of(LOSS + STEP, steps="reversed(list(steps))"), "takes `for"),
+    "not at all": ("with opened() as steps:\n    pass\n", "nothing went through"),
+    "twice": (loop_of(LOSS + STEP) + "    for x, y in steps:\n        pass\n", "gone through once"),
+    "an index in the loss": (
+        loop_of("loss = model(x).sum() * k\n" + STEP, **COUNTED),
+        "not of its number",
+    ),
+    "what is read behind": (
+        "logits = 0\n" + loop_of("logits = model(x)\nloss = logits.sum()\n" + STEP) + "logits\n",
+        "`logits` is read behind",
+    ),
+    "what a function counts": (
+        "def main():\n    count = 0\n"
+        + textwrap.indent(loop_of(LOSS + STEP + "count += 1\n"), "    ")
+        + "main()\n",
+        "cannot be set from elsewhere",
+    ),
+    "both ends": (loop_of(LOSS + STEP, call=BOTH), "epochs and num_steps"),
+    "its own field": (loop_of(LOSS + STEP, call="opened(fields={'loss': 1})"), "fields has loss"),
+    "eval mode": ("model.eval()\n" + loop_of(LOSS + STEP), "in eval mode"),
+    "weights of others": (
+        "optimizer.add_param_group({'params': [torch.nn.Parameter(torch.ones(1))]})\n"
+        + loop_of(LOSS + STEP),
+        "weights that the model",
+    ),
+    "a hook": (
+        "optimizer.register_step_post_hook(lambda *_: None)\n" + loop_of(LOSS + STEP),
+        "no copy of it",
+    ),
+    "an optimizer that has begun": (
+        "model(inputs).sum().backward()\noptimizer.step()\n" + loop_of(LOSS + STEP),
+        "has made steps already",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "said"), AROUND.values(), ids=AROUND)
+def test_a_loop_that_no_job_has_is_refused(monkeypatch, tmp_path, text, said):
+    with pytest.raises(JobError, match=said) as problem:
+        taken(monkeypatch, tmp_path, text)
+    assert problem.value.hint
+
+
+def test_a_loop_without_lines_is_refused(monkeypatch):
+    monkeypatch.setattr(looped, "train", Taken())
+    text = SETUP + f"opened = {OPENED}\n" + loop_of(LOSS + STEP)
+    with pytest.raises(JobError, match="there are none of <typed>"):
+        exec(compile(text, "<typed>", "exec"), {"__name__": "typed"})
+
+
+def test_only_a_module_and_an_optimizer_are_taken():
+    with pytest.raises(JobError, match="a Linear and a float"):
+        ps.loop(torch.nn.Linear(1, 1), 0.1, [])
