@@ -1,5 +1,6 @@
 """A training loop kept as it is: what it trains equals itself, what no job can say is refused."""
 
+import copy
 import runpy
 import textwrap
 
@@ -148,6 +149,9 @@ def test_the_job_of_a_loop_says_what_the_loop_says(monkeypatch, tmp_path):
     batch = next(iter(names["loader"]))
     expected = torch.nn.functional.cross_entropy(names["model"](batch[0]), batch[1])
     assert torch.equal(job.loss(names["model"], batch), expected)
+    other = copy.deepcopy(names["model"]).requires_grad_(False)
+    other[0].weight.zero_()
+    assert not job.loss(other, batch).requires_grad  # it is of the model that it is given
     weights = ps.job.Parameters(names["model"].named_parameters())
     made = job.optimizer(weights)
     assert made is not names["optimizer"]
