@@ -399,7 +399,7 @@ def memory_profile() -> Generator[Callable[[], list[MemoryEvent]]]:
     events: list[MemoryEvent] = []
     activities = [torch.profiler.ProfilerActivity.CPU]
     with (
-        _stderr_closed(),
+        stderr_closed(),
         torch.profiler.profile(activities=activities, profile_memory=True) as profiler,
     ):
         yield lambda: events
@@ -449,7 +449,8 @@ def unrecorded(call: Callable[..., T]) -> Callable[..., T]:
 
 
 @contextmanager
-def _stderr_closed() -> Generator[None]:
+def stderr_closed() -> Generator[None]:
+    """Discard what is written to the process's stderr, as the profiler does of itself."""
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)

@@ -51,6 +51,7 @@ from penstock.runtime.finite import (
 from penstock.runtime.meter import Meter
 from penstock.runtime.reader import Reader, ReadOrder
 from penstock.runtime.shared_cores import CoreTerms, in_turns
+from penstock.runtime.step_traces import ProfiledSteps, StepTracer
 from penstock.runtime.validate import is_out_of_patience, lent, validate, weights_of
 from penstock.runtime.worker import RankResult, Report, is_validated
 from penstock.state.carried_buffers import Carried, in_order
@@ -83,6 +84,7 @@ class EagerTask:
     laws:     of what forward writes; where they are needed and None, every rank finds them.
     forgets:  whether it goes on without what the checkpoint does not hold.
     turns:    how it shares the cores of its ranks with another run; None: with none.
+    profiled: steps that torch's profiler watches; None: none.
     beside:   tells by place what the job keeps elsewhere, for its checkpoints to be compared.
     """
 
@@ -97,6 +99,7 @@ class EagerTask:
     forgets: bool = False
     turns: CoreTerms | None = None
     beside: Callable[[], Mapping[str, str]] | None = None
+    profiled: ProfiledSteps | None = None
 
 
 def replicas_of(job: Job, most: int, laws: Laws | None = None) -> int:
@@ -144,6 +147,7 @@ def work_eagerly(task: EagerTask, transport: Transport, report: Report) -> RankR
         saving(task.policy, transport, rank.control) as rank.saver,
     ):
         spans, seconds = _run_steps(task, rank, meter, report)
+        rank.tracer.close()
     tells = not here().is_queued and meter.num_steps > 0
     spent = meter.spent(time.perf_counter(), (), (), 1) if tells else None
     answers = transport.all_gather_bytes(json.dumps(seconds).encode(), rank.everyone)
@@ -278,6 +282,7 @@ class EagerRank:
             raise JobError(message, hint="take sums in bfloat16, or 1 rank")
         self.control = Control(task.board, task.policy.every_s)
         self.saver: Saver | None = None
+        self.tracer = StepTracer(task.profiled, self.rank)
         self.model = _trained(task)
         self.named = dict(self.model.named_parameters())
         self.parameters = {n: p for n, p in self.named.items() if p.requires_grad}
@@ -316,9 +321,10 @@ class EagerRank:
         clear(self.model, self.named)
         self.updates.begin(step)
         self.marks = [time.perf_counter()]
-        for bound in self.calls:
-            bound.call()
-            self.marks.append(time.perf_counter())
+        with self.tracer.over(self.calls, step, 1) as calls:
+            for bound in calls:
+                bound.call()
+                self.marks.append(time.perf_counter())
         return statistics.fmean(self.losses)
 
     def _thaw(self) -> None:

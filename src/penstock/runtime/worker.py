@@ -59,6 +59,7 @@ from penstock.runtime.rank_terms import FunctionKey, RankTerms
 from penstock.runtime.sampler import Sampler, Samples
 from penstock.runtime.served import Decisions
 from penstock.runtime.shared_cores import CoreTerms, in_turns
+from penstock.runtime.step_traces import ProfiledSteps, StepTracer
 from penstock.runtime.validate import is_out_of_patience, validate, weights_of
 from penstock.runtime.windows import Windows
 from penstock.schedule.orders import KINDS, Kind
@@ -102,6 +103,7 @@ class Task:
     turns:             how it shares the cores of its ranks with another run; None: with none.
     carries:           buffers that several ranks change; none where functions are emulated.  None:
                        found from what the windows' programs do.
+    profiled:          steps that torch's profiler watches; None: none.
     decisions:         of a server, where they are written, and those that are made again.
 
     Raises:   RunError: there is no window.
@@ -132,6 +134,7 @@ class Task:
     turns: CoreTerms | None = None
     carries: Carries = None  # type: ignore[assignment]  # until __post_init__
     decisions: Decisions = Decisions()  # noqa: RUF009 - a frozen record
+    profiled: ProfiledSteps | None = None
 
     def __post_init__(self) -> None:
         if not self.windows.count(1):
@@ -310,7 +313,7 @@ def _worked(
     if task.guide is not None:
         task.guide.begun(rank.rank, time.perf_counter() - start_s)
     watch = WindowRunner(rank, control, task.guide)
-    watch.keeper = keeper
+    watch.keeper, watch.tracer = keeper, StepTracer(task.profiled, rank.rank)
     watch.bound.append(bound)
     with (
         leaving(task.policy.folder, transport, rank.peers, partial(held_tensors, rank)),
@@ -318,6 +321,7 @@ def _worked(
         saving(task.policy, transport, control) as watch.saver,
     ):
         last = _run_windows(task, watch, bound)
+        watch.tracer.close()
         if keeper is not None:
             keeper.look(waits=True)
         if rank.server_end is not None:
@@ -685,6 +689,7 @@ class WindowRunner:
 
     bound:   calls of all programs that were ever run: what is kept of them goes by their ids.
     keeper:  keeps the windows that are audited; None: none is.
+    tracer:  has torch's profiler watch those that are asked for.
     has_saved:  whether a checkpoint was begun after the last one.
     is_over:  whether no better validation has come for as long as the job waits for one.
     """
@@ -695,6 +700,7 @@ class WindowRunner:
         self.sampler = Sampler()
         self.saver: Saver | None = None
         self.keeper: StepKeeper | None = None
+        self.tracer = StepTracer(None, rank.rank)
         self._is_audited = self.has_saved = self.is_over = False
         self.bound: list[Mapping[int, list[Bound]]] = []
         self.kept: deque[_Ran] = deque(maxlen=_WINDOWS_KEPT)
@@ -730,8 +736,9 @@ class WindowRunner:
 
     def _window(self, calls: list[Bound], window: Window) -> None:
         start = time.perf_counter()
+        is_seen = self.tracer.sees(window.first_step, window.num_steps) and bool(self.kept)
         marks = self._run(calls, window)
-        if window.is_once:
+        if window.is_once or is_seen:
             self.meter.once(time.perf_counter() - start)
             return
         self.meter.window(calls, marks, window.num_steps)
@@ -751,14 +758,17 @@ class WindowRunner:
         moments: list[Any] | None = [] if is_marked else None
         self.rank.marks_into(moments)
         if window.is_profiled:
+            self.tracer.close()
             run = partial(self.rank.run, calls, window.first_step)
             with _compat.memory_profile() as memory:
                 marks, self.peak_bytes = with_peak(of(self.rank.device), self.rank.held_bytes, run)
             self.memory = _held(self.rank, memory(), self.rank.held_bytes())
         else:
-            marks = self.rank.run(calls, window.first_step)
+            with self.tracer.over(calls, window.first_step, window.num_steps) as named:
+                marks = self.rank.run(named, window.first_step)
         self.rank.marks_into(None)
-        if window.is_profiled and self.kept:  # another one is typical
+        is_seen = self.tracer.sees(window.first_step, window.num_steps)
+        if (window.is_profiled or is_seen) and self.kept:  # another one is typical
             return marks
         if self.clock is None or moments is not None:
             self._keep(calls, moments or marks, window.num_steps)

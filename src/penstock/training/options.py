@@ -83,6 +83,14 @@ class Options(TypedDict, total=False):
             metavar="first:DIR|second:DIR",
         ),
     ]
+    torch_profile: Annotated[
+        str,
+        Spelling(
+            "run",
+            "Let torch.profiler watch these steps; a trace of each rank is in OUT/torch_profile.",
+            metavar="FIRST:LAST",
+        ),
+    ]
     resume: Annotated[bool, Spelling("run", "Resume from the last checkpoint.", bool)]
     elastic: Annotated[bool, Spelling("run", "Go on when ranks are lost, or others join.", bool)]
     schedule: Annotated[

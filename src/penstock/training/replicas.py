@@ -210,6 +210,7 @@ def _task(session: "Session", own: Replicas, board: "Board") -> "EagerTask":
         audits=None if own.num_ranks == 1 else audited_run.audits_of(session, None),
         forgets=session.care.forget,
         turns=session.asked.turns,
+        profiled=session.asked.profiled(session.folder),
     )
 
 

@@ -12,6 +12,7 @@ from penstock.listener import Row
 from penstock.plan.plan import Plan, Units
 from penstock.prove.audits import AuditTerms
 from penstock.runtime.shared_cores import CoreTerms, parse_turns
+from penstock.runtime.step_traces import FOLDER, ProfiledSteps, parse_steps
 from penstock.training.options import Value
 
 if TYPE_CHECKING:
@@ -52,6 +53,11 @@ class RunAsked:
         """Return how it shares cores with another run; None: with none."""
         text = self.options.get("turns")
         return parse_turns(str(text)) if text else None
+
+    def profiled(self, folder: Path) -> ProfiledSteps | None:
+        """Return the steps that torch's profiler watches; None: none."""
+        text = self.options.get("torch_profile")
+        return ProfiledSteps(*parse_steps(str(text)), folder / FOLDER) if text else None
 
 
 @dataclass

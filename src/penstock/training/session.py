@@ -564,6 +564,7 @@ class Session:
             forgets=self.care.forget,
             decisions=str(self.asked.options.get("decisions", "")),
             turns=self.asked.turns,
+            profiled=self.asked.profiled(self.folder),
         )
 
     def task(self, choice: Choice, begin: Begin, board: "Board") -> "Task":

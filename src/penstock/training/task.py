@@ -21,6 +21,7 @@ from penstock.choose.run_windows import (
 from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.runtime.audited import Audits
 from penstock.runtime.shared_cores import CoreTerms
+from penstock.runtime.step_traces import ProfiledSteps
 from penstock.runtime.windows import Windows
 from penstock.training.begin import Begin
 
@@ -42,6 +43,7 @@ class TaskTerms(NamedTuple):
     forgets:      whether they go on without what no checkpoint holds.
     decisions:    folder of a run, whose decisions of a server are made again; "": none is.
     turns:        how they share their cores with another run.
+    profiled:     steps that torch's profiler watches; None: none.
     """
 
     folder: Path
@@ -53,6 +55,7 @@ class TaskTerms(NamedTuple):
     forgets: bool
     decisions: str = ""
     turns: CoreTerms | None = None
+    profiled: ProfiledSteps | None = None
 
 
 def task_of(
@@ -90,6 +93,7 @@ def task_of(
         audits=terms.audits,
         forgets=terms.forgets,
         turns=terms.turns,
+        profiled=terms.profiled,
         predicted_bytes=plan.predicted.peak_bytes if plan.predicted else (),
         keys=keys,
         decisions=_decisions(terms) if plan.served else Decisions(),

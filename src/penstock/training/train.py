@@ -40,6 +40,7 @@ from penstock.processes.started import is_asked_beside, under_torchrun
 from penstock.prove.audits import parse_audit
 from penstock.rules.rule import Rule, load
 from penstock.runtime.shared_cores import parse_turns
+from penstock.runtime.step_traces import parse_steps
 from penstock.script import as_started, script_of, with_arguments
 from penstock.search.shapes import Fixed
 from penstock.sums import sums_way
@@ -210,6 +211,7 @@ def _session(request: Request, heard: Listener) -> Session:  # long: option by o
     with heard.busy(f"loading {name}"):
         found = loaded(request.job, JobTerms(begins, said, options.get("sums", "")))
     check_declared(options, found.job)
+    _check_profiled(options, found.job)
     if request.hearing is not None:
         request.hearing.folder = folder / "checkpoints"
     fixed = _fixed(options, found.job, said, follows)
@@ -312,6 +314,24 @@ def _check_decisions(options: Options, *, is_served: bool) -> None:
     from penstock.runtime.served import FILE, read_decisions
 
     read_decisions(Path(folder) / FILE)
+
+
+def _check_profiled(options: Options, job: Job) -> None:
+    """Raise where steps are to be profiled that there are not, or whose ranks may change.
+
+    Raises:   PlanError.
+    """
+    text = options.get("torch_profile")
+    if not text:
+        return
+    first, _ = parse_steps(text)
+    if options.get("elastic"):
+        message = "torch_profile is of ranks that stay, and this run is elastic"
+        raise PlanError(message, hint="leave out torch_profile or elastic")
+    num_steps = options.get("num_steps") or job.num_steps
+    if first > num_steps and options.get("until_loss") is None:
+        message = f"torch_profile begins with step {first}, and there are {num_steps}"
+        raise PlanError(message, hint=f"write torch_profile={max(1, num_steps - 2)}:{num_steps}")
 
 
 def _degrees(options: Options) -> tuple[int | None, int | None]:
