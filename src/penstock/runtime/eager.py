@@ -282,8 +282,7 @@ class EagerRank:
             raise JobError(message, hint="take sums in bfloat16, or 1 rank")
         self.control = Control(task.board, task.policy.every_s)
         self.saver: Saver | None = None
-        self.tracer = StepTracer(task.profiled, self.rank)
-        self.model = _trained(task)
+        self.model, self.tracer = _trained(task), StepTracer(task.profiled, self.rank)
         self.named = dict(self.model.named_parameters())
         self.parameters = {n: p for n, p in self.named.items() if p.requires_grad}
         self.frozen = {n: p for n, p in self.named.items() if not p.requires_grad}

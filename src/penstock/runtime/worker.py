@@ -293,9 +293,7 @@ def _worked(
     """
     bring_back(task.capture.model)
     rank = rank_of(task, transport, partial(_reported, report, task.joined))
-    keeper = None
-    if task.audits is not None:
-        keeper = keeper_of(rank, task.audits, partial(_settled, rank))
+    keeper = None if task.audits is None else keeper_of(rank, task.audits, partial(_settled, rank))
     bound = _by_turns(task, rank, bound_of(rank, task.windows.programs, task.keys))
     if task.resume is not None:
         state = checkpoint.load(task.resume)

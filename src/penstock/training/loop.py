@@ -57,7 +57,7 @@ def loop(
     fields: Mapping[str, Any] | None = None,
     listener: Listener | None = TERMINAL,
     **options: Unpack[Options],
-) -> "Loop":
+) -> "LoopSteps":
     """Return the steps of a loop, to be gone through once, in a `with`.
 
     model:      that the loop calls; it is the trained one behind the loop.
@@ -79,7 +79,7 @@ def loop(
         raise JobError("the model is in eval mode, and the loop trains it", hint=hint)
     parts = frozenset(map(id, (*model.modules(), *model.parameters(), *model.buffers())))
     objects = Objects(None, model, optimizer, nn.utils.clip_grad_norm_, parts)
-    return Loop(objects, data, LoopAsked(epochs, fields or {}, listener, options))
+    return LoopSteps(objects, data, LoopAsked(epochs, fields or {}, listener, options))
 
 
 class LoopAsked(NamedTuple):
@@ -92,7 +92,7 @@ class LoopAsked(NamedTuple):
 
 
 @final
-class Loop:
+class LoopSteps:
     """The steps of one loop; `trained` is what the run gave, once it is through."""
 
     def __init__(self, objects: Objects, data: Any, asked: LoopAsked) -> None:
@@ -102,7 +102,7 @@ class Loop:
         self.trained: Trained | None = None
         self._is_read = False
 
-    def __enter__(self) -> "Loop":
+    def __enter__(self) -> "LoopSteps":
         return self
 
     def __exit__(
@@ -136,7 +136,7 @@ class Loop:
         tree = _tree(frame.f_code.co_filename)
         node = loop_at(tree, frame.f_lineno, self.objects.is_steps(scope))
         body = body_of(tree, node, scope, self.objects)
-        copies = _Copies(self.objects, body.scheduler)
+        copies = _OptimizerCopies(self.objects, body.scheduler)
         module = cast("nn.Module", self.objects.model)
         job = Job(
             model=lambda: module,
@@ -225,7 +225,7 @@ class _Following:
 
 
 @final
-class _Copies:
+class _OptimizerCopies:
     """Optimizers and schedulers like those of the script, of the parameters that are given.
 
     Raises:   JobError: they have begun, or hold what a copy would not have.

@@ -173,7 +173,7 @@ def body_of(tree: ast.Module, node: ast.For, scope: Scope, objects: Objects) -> 
     Raises:   JobError: a statement has no place in a job.
     """
     target, index = _steps_of(node, objects.is_steps(scope)) or (node.target, None)
-    return _Reader(scope, objects, node, target, index, read_behind(tree, node)).read()
+    return _BodyReader(scope, objects, node, target, index, read_behind(tree, node)).read()
 
 
 def read_behind(tree: ast.Module, node: ast.For) -> frozenset[str]:
@@ -211,7 +211,7 @@ def _misplaced(role: Role, at: int, backward: int, step: int) -> str:
 
 
 @dataclass
-class _Reader:
+class _BodyReader:
     scope: Scope
     objects: Objects
     node: ast.For
@@ -441,7 +441,7 @@ class _Reader:
 class _OwnModel(ast.NodeTransformer):
     """Names MODEL what a script names otherwise."""
 
-    def __init__(self, reader: _Reader) -> None:
+    def __init__(self, reader: _BodyReader) -> None:
         self.reader = reader
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
