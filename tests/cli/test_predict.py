@@ -51,6 +51,20 @@ def test_memory_has_the_same_keys(call: Call, table: Path) -> None:
     assert first["low"] < first["predicted"] < first["high"]
 
 
+def test_a_time_in_other_units_is_told_of_and_never_fitted_on(call: Call, tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text("\n".join([HEAD, ROW, ROW.replace("300e-3", "300")]))
+    told = call("predict", path, "--json")
+    assert told.code == 0
+    assert told.err.startswith("run 2: 5.00 min measured, ")
+    assert told.err.endswith("predicted; is it in seconds?\n")
+    assert told.err.count("\n") == 1
+    refused = call("predict", path, "--fit", path)
+    assert refused.code == 2
+    assert "run 2: 5.00 min measured" in refused.err
+    assert "not fitted on" in refused.err
+
+
 def test_runs_that_were_not_made_are_predicted(call: Call, tmp_path: Path) -> None:
     path = tmp_path / "plans.csv"
     head, row = (line.rsplit(",", 2)[0] for line in (HEAD, ROW))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from penstock.estimate.table import RunTable
 
 _MOST_SHOWN = 40  # rows; --json has them all
+_DOUBTFUL = 100  # times what is predicted, or a part of it: no machine is so unlike those known
 
 
 def predict(
@@ -42,6 +43,8 @@ def predict(
         with face.busy("fitting"):
             gains, pools = fitted(read(fit), pools)
     found = predicted(table, pools)
+    for line in doubtful(found["time"]):
+        face.say(line)
     if as_json:
         face.show_json({**_document(table, found), "gains": [gain._asdict() for gain in gains]})
     else:
@@ -72,13 +75,16 @@ def fitted(
 ) -> "tuple[list[Sureness], tuple[Pooled, ...]]":
     """Return what the runs of a table give, and the constants with them.
 
-    Raises:   EstimateError: no run of the table was measured.
+    Raises:   EstimateError: no run of the table was measured, or one that cannot be right.
     """
     from penstock.estimate.fit import adapted, by_cluster, sureness
 
     samples = [sample for sample in table.samples if not math.isnan(sample.seconds)]
     if not samples:
         raise EstimateError("no run to fit on", hint="give at least one finished run")
+    for line in doubtful(predicted(table, pools)["time"]):
+        hint = "is it of a whole step, and are the links as the columns say?"
+        raise EstimateError(f"{line}: not fitted on", hint=hint)
     gains: list[Sureness] = []
     for cluster, own in by_cluster(samples).items():
         counts = [*range(min(len(own), _MOST_GAINS) + 1), len(own)]
@@ -116,6 +122,17 @@ def predicted(table: "RunTable", constants: "Sequence[Pooled]") -> dict[str, Pre
         peaks = tuple(math.nan if s.peak_bytes is None else s.peak_bytes for s in samples)
         found["memory"] = Predicted(peaks, sizes)
     return found
+
+
+def doubtful(times: Predicted) -> list[str]:
+    """Return a line for each run whose measured time is hardly in seconds, by its number."""
+    lines: list[str] = []
+    for at, (value, estimate) in enumerate(zip(times.measured, times.estimates, strict=True)):
+        ratio = value / estimate.value  # NaN where nothing was measured
+        if ratio > _DOUBTFUL or ratio < 1 / _DOUBTFUL:
+            both = f"{format_seconds(value)} measured, {format_seconds(estimate.value)} predicted"
+            lines.append(f"run {at + 1}: {both}; is it in seconds?")
+    return lines
 
 
 def _document(table: "RunTable", found: dict[str, Predicted]) -> dict[str, Json]:

@@ -58,10 +58,10 @@ class Line:
         Raises:   EstimateError: it is not one.
         """
         value = self.number(column)
-        if value == int(value) and most < value <= _MOST:
+        if value == int(value) and value > most:
             message = f"{self.place}: {column} is {self.text(column)}"
             raise EstimateError(message, hint=f"it can be {most:,} at most")
-        if value != int(value) or value > _MOST:
+        if value != int(value):
             message = f"{self.place}: {column} is {self.text(column)!r}, not a whole number"
             raise EstimateError(message, hint="correct the cell, or remove the row")
         return int(value)

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from penstock.errors import GraphError
 from penstock.files import Json, read_noun, write_text
+from penstock.graph.node_arrays import NodeArrays, node_arrays
 from penstock.graph.parts import part_in
 from penstock.typed import MisfitError, damage, typed
 
@@ -205,6 +206,18 @@ class Graph:
     def made_bytes(self) -> tuple[int, ...]:
         """Return for each node the bytes that a step makes of it: those of ops."""
         return tuple(node.size_bytes if node.kind == "op" else 0 for node in self.nodes)
+
+    @cached_property
+    def arrays(self) -> NodeArrays:
+        """Return what the nodes read, lie in and hold, as arrays."""
+        return node_arrays(self)
+
+    @cached_property
+    def batch_readers(self) -> Mapping[int, frozenset[int]]:
+        """Return for each op that reads some of the batch which of its leaves it reads."""
+        leaves = frozenset(i for i, node in enumerate(self.nodes) if node.kind == "input")
+        rows = ((i, leaves.intersection(node.inputs)) for i, node in enumerate(self.nodes))
+        return {i: read for i, read in rows if read}
 
     @cached_property
     def written(self) -> frozenset[int]:

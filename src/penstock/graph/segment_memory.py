@@ -7,9 +7,13 @@ Parameters, buffers, the batch and constants are not counted here.
 
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
+
 from penstock.graph.graph import Graph
+from penstock.graph.node_arrays import Ints
 from penstock.graph.stages import Segment, SegmentKind, StageEdge, Stages
 
 
@@ -59,27 +63,31 @@ def segment_memory(
     made:      parameters that live as values do, from their first use.
     Ignores:   what an allocator rounds up; gaps in a value that was written into a slice.
     """
-    graph = own.graph
+    graph, ops = own.graph, np.array(segment.ops, np.int64)
     told = graph.told & set(segment.ops)
     handed = {v for _, values in segment.sends for v in values} | told
     handed |= {v for _, v in segment.gradients}
-    stay = set(segment.keeps) | (set(segment.inputs) - set(segment.takes))
-    lasting = own.of_all(stay | handed)
-    dies = _last_uses(graph, segment, own, lasting)
+    stay = own.of_all(set(segment.keeps) | (set(segment.inputs) - set(segment.takes)))
+    lasting, there = own.of_all(handed) | stay, own.of_all(segment.inputs)
     sizes = _sizes(graph, made)
-    held = own.of_all(segment.inputs)
-    now = peak = sum(sizes[root] for root in own.of_all(segment.arrives))
-    for op in segment.ops:
-        for value in (op, *(made & set(graph.nodes[op].inputs))) if made else (op,):
-            if (root := own[value]) not in held:
-                held.add(root)
-                now += sizes[root]
-        peak = max(peak, now + (workspace_bytes[op] if workspace_bytes else 0))
-        for root in dies.get(op, ()):
-            if root in held:
-                held.remove(root)
-                now -= sizes[root]
-    return SegmentMemory(peak, now, now - sum(sizes[root] for root in held - own.of_all(stay)))
+    lives = _lives(own, ops, made)
+    held = np.array([*there], np.int64)
+    lives.made[held] = -1
+    comes = np.flatnonzero(lives.made >= 0)
+    lives.read[[*lasting]] = -1
+    goes = np.concatenate([comes, held])
+    goes = goes[lives.read[goes] >= 0]
+    more, less = np.zeros((2, len(ops)), np.int64)
+    np.add.at(more, lives.made[comes], sizes[comes])
+    np.add.at(less, lives.read[goes], sizes[goes])
+    start = int(sizes[[*own.of_all(segment.arrives)]].sum())
+    now = start + np.cumsum(more) - np.cumsum(less) + less  # while each op runs
+    if workspace_bytes:
+        now += np.array(workspace_bytes, np.int64)[ops]
+    left = ({*comes.tolist()} | there) - {*goes.tolist()} - stay
+    end = start + int(more.sum() - less.sum())
+    peak = max(start, int(now.max(initial=0)))
+    return SegmentMemory(peak, end, end - int(sizes[[*left]].sum()))
 
 
 def moved(graph: Graph, stages: Stages, stage: int) -> tuple[tuple[int, ...], ...]:
@@ -131,20 +139,24 @@ def _owner(graph: Graph, stages: Stages, stage: int) -> "MemoryOwner":
     return MemoryOwner(graph, {v for e in stages.edges if e.target == stage for v in e.values})
 
 
-def _last_uses(
-    graph: Graph, segment: Segment, own: "MemoryOwner", lasting: AbstractSet[int]
-) -> dict[int, list[int]]:
-    """Return for each op the memories that nothing reads after it."""
-    last: dict[int, int] = {}
-    reads = graph.reads
-    for op in segment.ops:
-        for value in reads[op]:
-            last[own[value]] = op
-    dies: dict[int, list[int]] = {}
-    for root, op in last.items():
-        if root not in lasting:
-            dies.setdefault(op, []).append(root)
-    return dies
+class _Lives(NamedTuple):
+    """By memory, the places of the first op that makes it and of the last that reads it; or -1."""
+
+    made: Ints
+    read: Ints
+
+
+def _lives(own: "MemoryOwner", ops: Ints, made: AbstractSet[int]) -> _Lives:
+    """Return the lives of memories among `ops`; `made` as of `segment_memory`."""
+    values, places = own.graph.arrays.read_by(ops)
+    roots = own.roots[values]
+    is_made = np.diff(places, prepend=-1) > 0  # an op itself
+    if made:
+        is_made |= np.isin(values, [*made])
+    first, last = np.full((2, len(own.roots)), -1)
+    first[roots[is_made][::-1]] = places[is_made][::-1]  # of several the last one stands
+    last[roots] = places
+    return _Lives(first, last)
 
 
 class MemoryOwner(dict[int, int]):
@@ -165,6 +177,15 @@ class MemoryOwner(dict[int, int]):
         self[value] = root
         return root
 
+    @cached_property
+    def roots(self) -> Ints:
+        """Return the owner of each value: the storage, but for what lies in a received one."""
+        storage = self.graph.arrays.storage
+        roots, brought = storage.copy(), storage[[*self.received]]
+        for value in np.flatnonzero(np.isin(storage, brought)).tolist():
+            roots[value] = self[value]
+        return roots
+
     def of(self, value: int) -> int:
         return self[value]
 
@@ -175,9 +196,11 @@ class MemoryOwner(dict[int, int]):
         return self.graph.made_bytes[root]
 
 
-def _sizes(graph: Graph, made: AbstractSet[int]) -> Sequence[int]:
+def _sizes(graph: Graph, made: AbstractSet[int]) -> Ints:
     """Return the bytes of each value that a step makes, and those of parameters that it makes."""
     if not made:
-        return graph.made_bytes
-    rows = enumerate(graph.made_bytes)
-    return [graph.nodes[at].size_bytes if at in made else size for at, size in rows]
+        return graph.arrays.made_bytes
+    sizes = graph.arrays.made_bytes.copy()
+    for at in made:
+        sizes[at] = graph.nodes[at].size_bytes
+    return sizes

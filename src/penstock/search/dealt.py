@@ -83,7 +83,10 @@ def _hosts_of(field: Field, plan: Plan) -> list[str]:
 def _better(field: Field, best: Candidate, hosts: Sequence[str]) -> Candidate:
     if list(hosts) == _hosts_of(field, best.plan) or field.is_over():
         return best
-    other = field.judge.candidate(best.plan.changed(hosts=hosts))
+    plan = best.plan.changed(hosts=hosts)
+    if field.effort.prune and not field.judge.may_beat(plan, best, field.objective):
+        return best
+    other = field.judge.candidate(plan)
     is_it = not other.refused and other.score(field.objective) < best.score(field.objective)
     return other if is_it else best
 

@@ -353,6 +353,13 @@ class Judge:
         seconds = max(longest_s(*part, work, ends_s, waits=waits) for part in parts)
         return _ROUNDING * self._score(plan, objective, seconds)
 
+    def may_beat(self, plan: Plan, best: Candidate, objective: Objective) -> bool:
+        """Return whether a plan may have a better score than a candidate, by its bounds."""
+        limit = best.score(objective)[0]
+        if objective == "memory" or self.rough(plan, objective) > limit:
+            return objective == "memory"
+        return self.bound(plan, objective) <= limit
+
     def least(self, plan: Plan) -> tuple[float, float]:
         """Return lower bounds of the seconds and dollars of a plan."""
         seconds = self.bound(plan, "time")

@@ -1,4 +1,7 @@
-"""Polish: one thing changed at a time, while that makes a candidate better."""
+"""Polish: one thing changed at a time, while that makes a candidate better.
+
+What cannot be better by its bound (bounds.py) is not simulated.
+"""
 
 import itertools
 import math
@@ -39,6 +42,8 @@ def polish(judge: Judge, best: Candidate, objective: Objective, effort: Effort) 
         for plan in itertools.chain(near, relaxed, others, other_turns(judge, best.plan)):
             if effort.is_over():
                 return best
+            if effort.prune and not judge.may_beat(plan, best, objective):
+                continue
             other = judge.candidate(plan)
             if not other.refused and other.score(objective) < best.score(objective):
                 best, improved = other, True
@@ -65,6 +70,8 @@ def recut(judge: Judge, start: Candidate, objective: Objective, effort: Effort) 
         for bound, at in rows[:_MOST]:
             if effort.is_over() or (not best.refused and bound > best.score(objective)[0]):
                 break
+            if effort.prune and not (best.refused or judge.may_beat(plans[at], best, objective)):
+                continue
             best = _better(best, judge.candidate(plans[at]), objective)
     if best.refused and not effort.is_over():
         best = _fitted(judge, best)

@@ -269,7 +269,7 @@ def _segment_s(graph: Graph, segment: Segment, profile: Profile, ratio: float = 
     if not segment.ops:
         return 0.0
     added = sum(graph.kept_bytes(p) for p, _ in segment.gradients)
-    computed = ratio * segment.times * sum(profile.op_s[op] for op in segment.ops)
+    computed = ratio * segment.times * sum(map(profile.op_s.__getitem__, segment.ops))
     return computed + profile.call_s + added * profile.accumulate_s_per_byte
 
 
@@ -385,7 +385,7 @@ def _copied(held: DeviceMemory) -> NDArray[np.int64]:
 def _away(program: Program, rank: int) -> Iterator[tuple[int, int]]:
     """Yield what is far when a window begins, as it is reloaded first: rows of COPIED, stages."""
     code, part = program.code, program.code.slice_of(rank)
-    copies = np.isin(code.op[part], (OFFLOAD, RELOAD))
+    copies = (code.op[part] == OFFLOAD) | (code.op[part] == RELOAD)
     for what, kind in enumerate(COPIED):
         rows = part.start + np.flatnonzero(copies & (code.kind[part] == kind) & (kind != F))
         stages, firsts = np.unique(code.stage[rows], return_index=True)
@@ -527,8 +527,9 @@ def _add_batch(
 
 def _batch_bytes(graph: Graph, segment: Segment) -> int:
     """Return the bytes of the leaves of the batch that a segment reads."""
-    read = {k for op in segment.ops for k in graph.nodes[op].inputs}
-    return sum(graph.nodes[k].size_bytes for k in read if graph.nodes[k].kind == "input")
+    readers = graph.batch_readers
+    read = frozenset[int]().union(*(readers[op] for op in readers.keys() & set(segment.ops)))
+    return sum(graph.nodes[k].size_bytes for k in read)
 
 
 def _trained(graph: Graph, stage: Stage) -> Iterator[int]:
