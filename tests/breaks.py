@@ -4054,10 +4054,18 @@ BREAKS = (
     Break(
         "sent_dies_early",
         "graph/segment_memory.py",
-        "lasting = own.of_all(stay | handed)",
-        "lasting = own.of_all(stay)",
+        "lasting, there = own.of_all(handed) | stay, own.of_all(segment.inputs)",
+        "lasting, there = stay, own.of_all(segment.inputs)",
         ("tests/graph/test_segment_memory.py",),
         "what is sent counted as freed before it is sent",
+    ),
+    Break(
+        "polish_leaves_out_too_much",
+        "search/judge.py",
+        "        return self.bound(plan, objective) <= limit\n",
+        "        return self.bound(plan, objective) <= 0.7 * limit\n",
+        ("tests/search/test_unlike.py::test_cuts_that_bounds_rule_out_are_no_better",),
+        "cuts that would be a little better are not simulated",
     ),
     Break(
         "launches_behind_ops",

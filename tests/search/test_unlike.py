@@ -19,7 +19,10 @@ from penstock.plan.of_plan import lower
 from penstock.profile import Profile
 from penstock.search import Fixed, evaluate, search
 from penstock.search.balance import balanced_cuts
+from penstock.search.candidate import Objective
+from penstock.search.field import Effort
 from penstock.search.judge import Judge
+from penstock.search.polish import polish, recut
 from penstock.simulate.of_program import simulate
 from penstock.timeline import step_s
 from tests.draws import examples
@@ -325,3 +328,24 @@ def test_sums_of_replicas_are_minded_by_a_list_schedule() -> None:
     first = 100 + plan.cuts[0]
     expected = [2 * (0.01 + size / 2 / 20) for size in (first, 102 - first)]
     assert sums == pytest.approx(expected, rel=0.01)
+
+
+objectives: st.SearchStrategy[Objective] = st.sampled_from(["time", "cost", "memory"])
+
+
+@examples(10)
+@given(chains(3, 6), st.sampled_from(["one_f_one_b", "zb_h1"]), st.integers(1, 4), objectives)
+def test_cuts_that_bounds_rule_out_are_no_better(
+    pair, schedule: str, count: int, objective: Objective
+) -> None:
+    graph, profile = pair
+    profiles = [times(profile, 1.0, "a"), times(profile, 2.5, "b")]
+    judge = Judge(graph, profiles, unlike(10**9, 10**9, usd=(3.0, 1.0, 0.0)))
+    plan = plan_by_hand(graph, (0,), schedule, num_micro_batches=count)
+    plan = plan.changed(recompute=(True, True))
+    for start in (judge.candidate(plan), judge.candidate(plan.changed(hosts=("b", "a")))):
+        for change in (polish, recut):
+            pruned, whole = (
+                change(judge, start, objective, Effort(prune=prune)) for prune in (True, False)
+            )
+            assert pruned == whole
