@@ -209,7 +209,7 @@ class Graph:
 
     @cached_property
     def arrays(self) -> NodeArrays:
-        """Return what the nodes read, lie in and hold, as arrays."""
+        """Return arrays of what the nodes read, lie in and hold."""
         return node_arrays(self)
 
     @cached_property
