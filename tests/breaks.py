@@ -984,7 +984,7 @@ BREAKS = (
     ),
     Break(
         name="halves of rows of zeros",
-        file="graph/tensor/expert_slices.py",
+        file="graph/tensor/expert_rows.py",
         old="    aten.silu.default,\n",
         new="    aten.silu.default,\n    aten.sigmoid.default,\n",
         tests=("tests/graph/tensor/test_expert_slices.py",),

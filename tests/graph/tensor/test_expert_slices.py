@@ -11,6 +11,8 @@ from penstock.graph.flop import flop_of
 from penstock.graph.tensor import choose_slices
 from penstock.graph.tensor.choose_slices import by_tensor
 from penstock.graph.tensor.collect_op import COLLECT
+from penstock.graph.tensor.divided import divided
+from penstock.graph.tensor.expert_rows import OWN_ROWS_ONLY
 from penstock.graph.tensor.expert_slices import (
     GROUPED,
     OWN_EXPERTS_MM,
@@ -110,6 +112,47 @@ class Experts(nn.Module):
         return made[back].view(len(x), self.top, D).sum(1)
 
 
+def limited_gate(halves):
+    """Return what gpt-oss makes of gate and up, which stand by turns."""
+    gate, up = halves[:, ::2].clamp(max=0.4), halves[:, 1::2].clamp(min=-0.4, max=0.4)
+    return (up + 1) * (gate * torch.sigmoid(gate * 1.7))
+
+
+class BiasedExperts(Experts):
+    """With a bias for each expert, looked up by the experts of rows, which `told` gives."""
+
+    def __init__(
+        self, told=lambda experts, order: experts.sort()[0], gate=limited_gate, of=None
+    ) -> None:
+        super().__init__(4, 2, gate)
+        self.told, self.of = told, of
+        self.up_bias, self.down_bias = (
+            nn.Parameter(drawn(4, size, seed=size)) for size in (2 * N, D)
+        )
+
+    def forward(self, x):
+        weights, chosen = self.router(x).topk(self.top, -1)
+        experts = (chosen if self.of is None else self.of(chosen)).reshape(-1)
+        order = experts.argsort()
+        ends = torch.histc(experts.float(), 4, 0, 3).cumsum(0, dtype=torch.int32)
+        at = self.told(experts, order)
+        up = F.grouped_mm(x[order // self.top], self.up.transpose(1, 2), offs=ends)
+        rows = self.act(up + self.up_bias[at])
+        made = F.grouped_mm(rows, self.down.transpose(1, 2), offs=ends) + self.down_bias[at]
+        made = made * weights.softmax(-1).reshape(-1)[order, None]
+        return torch.zeros_like(x).index_add(0, order // self.top, made)
+
+
+class BiasedNet(nn.Module):
+    def __init__(self, **how) -> None:
+        super().__init__()
+        self.first, self.layer, self.last = nn.Linear(D, D), BiasedExperts(**how), nn.Linear(D, D)
+
+    def forward(self, x):
+        x = self.first(x)
+        return self.last(x + self.layer(x))
+
+
 class Net(nn.Module):
     def __init__(self, count=4, top=2, act=F.silu, layers=2, last=None) -> None:
         super().__init__()
@@ -177,6 +220,117 @@ def test_what_does_not_keep_zeros_is_collected_before(monkeypatch):
     plain, found = run_eager(job), run_pretend(job, made, 2)
     for name, expected in plain.gradients.items():
         torch.testing.assert_close(found.gradients[name], expected, rtol=1e-4, atol=1e-6)
+
+
+def equal_pretend(job, made, ranks: int) -> None:
+    plain, found = run_eager(job), run_pretend(job, made, ranks)
+    pairs = [*zip(plain.losses, found.losses, strict=True)]
+    pairs += [(plain.gradients[name], found.gradients[name]) for name in plain.gradients]
+    for expected, value in pairs:
+        torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-6)
+
+
+def sliced_biases(job, ranks: int = 2):
+    """Return the step with experts and their biases in slices."""
+    placing = Placing(capture(job), ranks, FAST)
+    names = [f"layer.{name}" for name in ("up", "down", "up_bias", "down_bias")]
+    layout = placing.layout(dict.fromkeys(names, Slices(0)))
+    return divided(placing.capture, layout, layout.held, ranks)
+
+
+TOLD = {
+    "sorted": lambda experts, order: experts.sort()[0],
+    "by their order": lambda experts, order: experts[order],
+    "stably": lambda experts, order: experts.sort(stable=True)[0],
+    "as they were": lambda experts, order: experts[experts.argsort()],
+}
+UNKNOWN = {
+    "not sorted": lambda experts, order: experts,
+    "last first": lambda experts, order: experts.sort(descending=True)[0],
+    "of another order": lambda experts, order: experts[(-experts).argsort()],
+    "changed": lambda experts, order: (experts.sort()[0] + 1) % 4,
+    "from the end": lambda experts, order: experts.sort()[0] - 4,
+}
+
+
+def gathered_shapes(made) -> list[tuple[int, ...]]:
+    """Return the shapes of values that are collected."""
+    return [tuple(n.args[0].meta["val"].shape) for n in made.fx_nodes if n.target is COLLECT]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("how", TOLD)
+def test_biases_of_experts_are_those_of_a_ranks_own(how, ranks):
+    """No bias is gathered, and no gradient of one is summed."""
+    job = job_of(lambda: BiasedNet(told=TOLD[how]), floats(12, D))
+    made = sliced_biases(job, ranks)
+    assert not [s for s in gathered_shapes(made) if s[0] <= 4 or s == (24, 2 * N)]
+    equal_pretend(job, made, ranks)
+
+
+@pytest.mark.parametrize("how", UNKNOWN)
+def test_biases_that_may_be_other_experts_are_gathered(how):
+    job = job_of(lambda: BiasedNet(told=UNKNOWN[how]), floats(12, D))
+    made = sliced_biases(job)
+    assert [s for s in gathered_shapes(made) if s in ((2, 2 * N), (4, 2 * N))]
+    equal_pretend(job, made, 2)
+
+
+def flags_of(x):
+    """Return numbers that a count over all rows has made of flags."""
+    flags = x > 0.1
+    return x * flags.any(0).to(x.dtype) + flags.cumsum(0).to(x.dtype) * 0.01 * x
+
+
+GATES = {
+    "gpt-oss": limited_gate,
+    "halves of rows": lambda x: torch.sigmoid(x[:, :N]) + torch.cumsum(torch.sigmoid(x[:, N:]), 0),
+    "chosen": lambda x: torch.where(x > 0.1, x, 0.0)[:, :N] - torch.where(x < 0, 2.0, x)[:, N:],
+    "counted": lambda x: flags_of(x)[:, :N],
+    "without zeros": lambda x: (x.exp() / (1 + x.exp()))[:, :N],
+    "one by one": lambda x: torch.stack(torch.sigmoid(x).chunk(2, -1)).sum(0),
+    "over itself": lambda x: ((x + 3) / (x + 3) * x + x.clamp(min=0.2))[:, N:],
+    "split by rows": lambda x: torch.cat([(x + 1)[:5, :N], torch.sigmoid(x)[5:, :N]]),
+    "unbound": lambda x: torch.stack((x[:, :N] + 1).unbind(0)),
+    "to a power": lambda x: ((x + 1) ** 2 - (x * 0) ** 2 + 1 / (x * x + 1))[:, :N],
+}
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_rows_that_an_activation_fills_are_those_of_their_rank(gate):
+    """Others' rows, which a sigmoid or a sum fills, never come into a result."""
+    job = job_of(lambda: BiasedNet(gate=GATES[gate]), floats(12, D))
+    made = sliced_biases(job)
+    assert OWN_ROWS_MM in {node.target for node in made.fx_nodes}
+    equal_pretend(job, made, 2)
+
+
+def test_what_fills_rows_is_not_collected_between_two_products():
+    job = job_of(BiasedNet, floats(12, D))
+    made = sliced_biases(job)
+    wide = [shape for shape in gathered_shapes(made) if shape[0] >= 12 and shape[1] >= D]
+    assert wide == [(12, D), (12, D)], "where rows leave the experts, and backward"
+
+
+@given(st.lists(st.integers(0, 4), min_size=4, max_size=4), st.sampled_from([2, 4]), st.booleans())
+def test_rows_of_all_ranks_are_apart_and_all_of_them(seen, ranks, turned):
+    """By the expert of each row."""
+    experts = [k for k, count in enumerate(seen) for _ in range(count)]
+    rows, ends = drawn(len(experts), D), torch.tensor(seen).cumsum(0, dtype=torch.int32)
+    given_rows = rows.t() if turned else rows
+    for rank in range(ranks):
+        own = OWN_ROWS_ONLY(given_rows, ends, int(turned), ranks, rank)
+        own = own.t() if turned else own
+        for at, expert in enumerate(experts):
+            expected = rows[at] if expert * ranks // 4 == rank else torch.zeros(D)
+            assert torch.equal(own[at], expected)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_steps_of_ranks_with_biased_experts_are_those_of_the_plain_loop(ranks):
+    made = planned_of(job_of(BiasedNet, floats(12, D)), ranks, FAST)
+    assert OWN_ROWS_ONLY in {node.target for node in made.captured.fx_nodes}
+    assert not prove(made, (0, 3), launcher=run_threads).problem
 
 
 class Switch(nn.Module):

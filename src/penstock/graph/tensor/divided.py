@@ -29,13 +29,14 @@ from penstock.graph.functional import custom, mutates, results_of
 from penstock.graph.graph import Graph, Node, with_cut_points
 from penstock.graph.parts import part_key
 from penstock.graph.rows import Placeholder, rows_of
-from penstock.graph.tensor import expert_slices, token_attention
+from penstock.graph.tensor import expert_rows, expert_slices, token_attention
 from penstock.graph.tensor.collect_op import COLLECT, TAKE, WHOSE
 from penstock.graph.tensor.cuts import collects_in, needed_cuts, places_of
 from penstock.graph.tensor.placed import Held, Layout
 from penstock.graph.tensor.slicing_rules import local_args
 from penstock.graph.tensor.value_placement import (
     WHOLE,
+    Filled,
     Partial,
     Placement,
     Slices,
@@ -46,7 +47,7 @@ from penstock.graph.tensor.value_placement import (
 from penstock.graph.trace import Capture
 
 aten = torch.ops.aten
-_RANKED = *token_attention.RANKED, *expert_slices.RANKED
+_RANKED = *token_attention.RANKED, *expert_slices.RANKED, *expert_rows.RANKED
 
 
 def divided(
@@ -226,6 +227,8 @@ class _RankStep:
             return self.op_at(node, node.target, *args, **node.kwargs)
         if isinstance(state, Partial):
             return self.op_at(reader, COLLECT, own, "sum", self.ranks)
+        if isinstance(state, Filled):
+            return self._rows_of_all(node, state, reader)
         assert isinstance(state, Slices), "it is not whole"
         every = self.op_at(reader, COLLECT, own, "gather", self.ranks)
         shape, dim = list(node.meta["val"].shape), state.dim
@@ -236,6 +239,19 @@ class _RankStep:
             every = self.op_at(reader, aten.transpose.int, every, 0, 1)
             every = self._folded(reader, every) if state.folded else every
         return self.op_at(reader, aten.view.default, every, shape)
+
+    def _rows_of_all(self, node: fx.Node, state: Filled, reader: fx.Node) -> fx.Node:
+        """Return a value of which each rank has rows: zeros in the others', and the sum of that."""
+        own, dtype = self.made[node, state], node.meta["val"].dtype
+        if dtype == torch.bool:
+            own = self.op_at(reader, aten._to_copy.default, own, dtype=torch.uint8)
+        ends = next(each for each in self.rows if each.name == state.rows)
+        about = self._there(ends, WHOLE, reader), state.dim, self.ranks, 0
+        rows = self.op_at(reader, expert_rows.OWN_ROWS_ONLY, own, *about)
+        total = self.op_at(reader, COLLECT, rows, "sum", self.ranks)
+        if dtype != torch.bool:
+            return total
+        return self.op_at(reader, aten._to_copy.default, total, dtype=dtype)
 
     def part_at(self, whole: fx.Node, place: Slices, reader: fx.Node) -> fx.Node:
         """Return the part of a whole value that is this rank's."""

@@ -8,8 +8,9 @@ of each with that expert's matrix.  Each rank has the matrices of some experts, 
     w.grad = grouped_mm(x.T, y.grad, ends)         each rank: those of its experts
 
 What comes of it is a sum that is due, of which each row is one rank's: so what keeps zeros - an
-activation, a product with what every rank has, or with such rows - needs no collect.  How many
-rows a rank computes is told by the data, not by shapes: none is left out, none has a capacity.
+activation, a product with what every rank has, or with such rows (expert_rows.py) - needs no
+collect.  How many rows a rank computes is told by the data, not by shapes: none is left out, none
+has a capacity.
 
 Keeps:    every row, as the plain step computes it.
 Costs:    a sum of all tokens' rows where they leave the experts, and of their gradients; a rank
@@ -20,7 +21,7 @@ Source:   GShard, arXiv:2006.16668, with sums in place of its exchanges: ranks t
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -30,12 +31,12 @@ from torch.utils.flop_counter import (
 
 from penstock.graph import by_rows
 from penstock.graph.dims import aten, shape_of
+from penstock.graph.tensor.expert_rows import are_rows
 from penstock.graph.tensor.op_choice import (
     OpChoice,
     OpSeries,
     OpWriter,
     States,
-    all_whole,
     given,
     single,
 )
@@ -149,29 +150,6 @@ register_flop_formula(torch.ops.penstock.own_experts_mm)(_flop_of_experts)
 
 # -- rules ----------------------------------------------------------------------------------------
 
-KEEP_ZERO = (  # of one number; what is no number's gradient
-    aten.silu.default,
-    aten.gelu.default,
-    aten.relu.default,
-    aten.tanh.default,
-    aten.abs.default,
-    aten.leaky_relu.default,
-    aten.elu.default,
-    aten._to_copy.default,
-)
-GRADIENTS = (  # of those; without a gradient they are 0
-    aten.silu_backward.default,
-    aten.gelu_backward.default,
-    aten.threshold_backward.default,
-    aten.tanh_backward.default,
-    aten.leaky_relu_backward.default,
-)
-
-
-def are_rows(place: Placement) -> TypeGuard[Partial]:
-    """Return whether each row is one rank's, and zeros elsewhere."""
-    return isinstance(place, Partial) and bool(place.rows)
-
 
 def grouped(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
     """Yield products of rows with experts' matrices, and gradients of these."""
@@ -179,10 +157,9 @@ def grouped(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
     if not isinstance(ends, fx.Node) or any(each is not None for each in more):
         return
     one, other = single(states, left), single(states, right)
-    rows = Partial(ends.name)
     if len(shape_of(left)) == 2 and len(shape_of(right)) == 3:
         if other == Slices(0):
-            yield _rows_by_experts(node, rows if one == rows else WHOLE, rows)
+            yield _rows_by_experts(node, _own_rows(one, ends, 0))
         if isinstance(other, Slices) and other.dim == 2:
             yield OpChoice({left: WHOLE, right: other, ends: WHOLE}, other.along(1))
         inner = one if isinstance(one, Slices) and one.dim == 1 else None
@@ -192,9 +169,9 @@ def grouped(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
             wants: dict[Any, Placement] = {left: place.along(1), right: place.along(1), ends: WHOLE}
             yield OpChoice(wants, PARTIAL)
     elif len(shape_of(left)) == len(shape_of(right)) == 2:
-        turned = rows.along(1)
-        if one == turned or other == rows:
-            yield _experts_by_rows(node, one == turned, other == rows)
+        places = _own_rows(one, ends, 1), _own_rows(other, ends, 0)
+        if places != (WHOLE, WHOLE):
+            yield _experts_by_rows(node, *places)
         if isinstance(one, Slices) and one.dim == 0:
             yield OpChoice({left: one, right: WHOLE, ends: WHOLE}, one.along(1))
         if isinstance(other, Slices) and other.dim == 1:
@@ -205,101 +182,30 @@ def _operands(node: fx.Node) -> tuple[Any, ...]:
     return *given(node), *node.kwargs.values()
 
 
-def _rows_by_experts(node: fx.Node, x: Placement, rows: Partial) -> OpChoice:
+def _own_rows(place: Placement, ends: fx.Node, dim: int) -> Placement:
+    """Return a placement of rows of each rank's experts, which end so; whole, if it is another."""
+    return place if are_rows(place) and (place.rows, place.dim) == (ends.name, dim) else WHOLE
+
+
+def _rows_by_experts(node: fx.Node, x: Placement) -> OpChoice:
     left, right, ends, *_ = _operands(node)
 
     def build(write: OpWriter, own: Mapping[fx.Node, fx.Node]) -> tuple[Any]:
         return (write.new(OWN_ROWS_MM, own[left], own[right], own[ends], write.rank),)
 
-    return OpChoice({left: x, right: Slices(0), ends: WHOLE}, rows, OpSeries(build))
+    wants: dict[fx.Node, Placement] = {left: x, right: Slices(0), ends: WHOLE}
+    return OpChoice(wants, Partial(ends.name), OpSeries(build))
 
 
-def _experts_by_rows(node: fx.Node, is_left: bool, is_right: bool) -> OpChoice:
+def _experts_by_rows(node: fx.Node, x: Placement, gradient: Placement) -> OpChoice:
     left, right, ends, *_ = _operands(node)
-    rows = Partial(ends.name)
 
     def build(write: OpWriter, own: Mapping[fx.Node, fx.Node]) -> tuple[Any]:
         about = own[left], own[right], own[ends], write.ranks, write.rank
         return (write.new(OWN_EXPERTS_MM, *about),)
 
-    wants = {left: rows.along(1) if is_left else WHOLE, right: rows if is_right else WHOLE}
-    return OpChoice({**wants, ends: WHOLE}, Slices(0), OpSeries(build))
+    wants: dict[fx.Node, Placement] = {left: x, right: gradient, ends: WHOLE}
+    return OpChoice(wants, Slices(0), OpSeries(build))
 
 
-def elementwise(node: fx.Node, states: States) -> Iterator[OpChoice]:
-    """Yield what keeps zeros: an activation or its gradient, a product with what all have."""
-    places = {each: single(states, each) for each in node.all_input_nodes}
-    own = [each for each, place in places.items() if are_rows(place)]
-    found = {places[each] for each in own}
-    if len(found) != 1 or any(shape_of(each) != shape_of(node) for each in own):
-        return
-    first = given(node)[0]
-    match node.target:
-        case aten.mul.Tensor | aten.mul.Scalar:
-            keeps = True
-        case aten.div.Tensor | aten.div.Scalar:
-            keeps = own == [first]
-        case aten.pow.Tensor_Scalar:
-            keeps = given(node)[1] > 0
-        case target:
-            keeps = target in KEEP_ZERO or (target in GRADIENTS and first in own)
-    if keeps:
-        (place,) = found
-        yield OpChoice({each: place if each in own else WHOLE for each in places}, place)
-
-
-def through(node: fx.Node, place: Partial, dim: int | None) -> Partial:
-    """Return the sum that is due of a view of one; `dim`: that of its rows in the view."""
-    return place.along(dim) if place.rows and dim is not None else PARTIAL
-
-
-def indexed(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
-    """Yield places of a sum that is due: by their numbers, which all have."""
-    source: Any = given(node)[0]
-    place, wants = single(states, source), all_whole(node)
-    if isinstance(place, Partial):
-        yield OpChoice({**wants, source: place}, PARTIAL)
-
-
-def put_into_zeros(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
-    """Yield zeros to which a sum that is due is added at places that all have."""
-    into, value = _put(node)
-    place, wants = single(states, value), all_whole(node)
-    if isinstance(place, Partial) and _is_zero(into):
-        yield OpChoice({**wants, value: place}, PARTIAL)
-
-
-def _put(node: fx.Node) -> tuple[Any, Any]:
-    """Return the tensor that an op adds to, and the one it adds; None: it replaces numbers."""
-    arguments = given(node)
-    match node.target:
-        case aten.index_put.default:
-            adds = (len(arguments) > 3 and arguments[3]) or node.kwargs.get("accumulate")
-            return arguments[0], arguments[2] if adds else None
-        case aten.index_add.default:
-            return arguments[0], arguments[3] if not node.kwargs else None
-        case _:  # scatter_add
-            return arguments[0], arguments[3]
-
-
-def _is_zero(node: Any) -> bool:
-    zeros = aten.new_zeros.default, aten.zeros.default, aten.zeros_like.default
-    full = aten.full.default, aten.full_like.default, aten.new_full.default
-    return node.target in zeros or (node.target in full and node.args[-1] == 0)
-
-
-def of_its_own(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
-    """Yield a new tensor that takes a dtype of another one, and none of its numbers."""
-    (source,) = node.all_input_nodes
-    if (place := single(states, source)) != WHOLE:
-        yield OpChoice({source: place}, WHOLE)
-
-
-PUTS = aten.index_put.default, aten.index_add.default, aten.scatter_add.default
-PICKS = aten.index.Tensor, aten.index_select.default, aten.gather.default
-MAKERS = (
-    aten.new_zeros.default,
-    aten.new_ones.default,
-    aten.new_full.default,
-)
 RANKED = OWN_ROWS_MM, OWN_EXPERTS_MM  # their last argument is the rank's number

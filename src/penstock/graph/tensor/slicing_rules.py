@@ -23,7 +23,7 @@ from penstock.graph.dims import (
     view_dim,
 )
 from penstock.graph.joined.along import argument, dims_of
-from penstock.graph.tensor import class_slices, expert_slices
+from penstock.graph.tensor import class_slices, expert_rows, expert_slices
 from penstock.graph.tensor.collect_op import COLLECT
 from penstock.graph.tensor.op_choice import (
     OpChoice,
@@ -38,6 +38,7 @@ from penstock.graph.tensor.op_choice import (
 from penstock.graph.tensor.value_placement import (
     PARTIAL,
     WHOLE,
+    Filled,
     Partial,
     Placement,
     Slices,
@@ -56,12 +57,19 @@ def count_of(node: fx.Node) -> int:
 def choices(node: fx.Node, states: States, ranks: int) -> list[OpChoice]:
     """Return the ways to compute an op that divide its work among ranks, or put off a sum."""
     is_whole = all(states[source] == WHOLE for source in node.all_input_nodes)
-    if is_whole and node.target is not aten.embedding_dense_backward.default:
+    if is_whole and node.target not in _OF_TABLES:
         return []
     rule = RULES.get(node.target) or (_elementwise if is_elementwise(node.target) else None)
     if rule is None:
         return []
     return [each for each in rule(node, states, ranks) if _possible(node, each, ranks)]
+
+
+_OF_TABLES = (  # whose table, or its gradient, may be sliced though what they read is whole
+    aten.embedding_dense_backward.default,
+    aten.index.Tensor,
+    aten.index_put.default,
+)
 
 
 def _possible(node: fx.Node, choice: OpChoice, ranks: int) -> bool:
@@ -86,7 +94,7 @@ def _elementwise(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice
     for out in outs:
         yield OpChoice({s: _part_of(s, out, shape) for s in node.all_input_nodes}, out)
     yield from _linear(node, states)
-    yield from expert_slices.elementwise(node, states)
+    yield from expert_rows.elementwise(node, states)
     yield from _spread(node, states, ranks)
 
 
@@ -140,10 +148,11 @@ def _viewed(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
     if isinstance(place, Partial):
         keeps = node.target not in _RESHAPES or old[: place.dim + 1] == new[: place.dim + 1]
         dim = view_dim(node, old, place.dim, new) if keeps else None
-        yield OpChoice({source: place}, expert_slices.through(node, place, dim))
-    if not isinstance(place, Slices):
+        yield OpChoice({source: place}, expert_rows.through(node, place, dim))
+    if not isinstance(place, Slices | Filled):
         return
-    if node.target in _RESHAPES:
+    out: Placement | None
+    if node.target in _RESHAPES and isinstance(place, Slices):
         out = reshaped(place, old, new, ranks)
     else:
         dim = view_dim(node, old, place.dim, new)
@@ -178,7 +187,7 @@ def _selected(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
     place, rank = single(states, source), len(shape_of(source))
     count = count_of(node)
     out: Placement = PARTIAL if isinstance(place, Partial) else place
-    if place == WHOLE:
+    if place == WHOLE or isinstance(place, Filled):
         return
     if isinstance(place, Slices):
         (over,) = dims_of(node, rank) if len(given(node)) > 1 else [0]
@@ -209,6 +218,8 @@ def _split(node: fx.Node, states: States, ranks: int) -> Iterator[OpChoice]:
     out: State = (place,) * len(values)
     at: Any = argument(node, "dim")
     rank = len(shape_of(source))
+    if isinstance(place, Filled) and at % rank == place.dim:
+        return
     if isinstance(place, Partial) and at % rank == place.dim:
         out = (PARTIAL,) * len(values)
     if isinstance(place, Slices) and at % rank == place.dim:
@@ -583,9 +594,9 @@ RULES: dict[Any, Rule] = {
     **_table(_product, aten.mm.default, aten.addmm.default),
     **_table(_products, aten.bmm.default),
     **_table(expert_slices.grouped, expert_slices.GROUPED),
-    **_table(expert_slices.indexed, *expert_slices.PICKS),
-    **_table(expert_slices.put_into_zeros, *expert_slices.PUTS),
-    **_table(expert_slices.of_its_own, *expert_slices.MAKERS),
+    **_table(expert_rows.indexed, *expert_rows.PICKS),
+    **_table(expert_rows.put_into_zeros, *expert_rows.PUTS),
+    **_table(expert_rows.of_its_own, *expert_rows.MAKERS),
     **_table(_embedded, aten.embedding.default),
     **_table(_embedded_backward, aten.embedding_dense_backward.default),
     **_table(_convolution, aten.convolution.default),

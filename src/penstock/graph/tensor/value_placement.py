@@ -54,7 +54,25 @@ class Partial:
         return replace(self, dim=dim) if self.rows else self
 
 
-Placement: TypeAlias = Whole | Slices | Partial
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """Each place along `dim` is one rank's alone; the others have there whatever number came out.
+
+    rows:  as of `Partial`.
+    """
+
+    rows: str
+    dim: int = 0
+
+    def __str__(self) -> str:
+        return "rows of each rank's experts, and others' of no worth"
+
+    def along(self, dim: int) -> "Filled":
+        """Return this with its rows along another dim."""
+        return replace(self, dim=dim)
+
+
+Placement: TypeAlias = Whole | Slices | Partial | Filled
 State: TypeAlias = Placement | tuple[Placement, ...]  # of an op with several results, of each
 WHOLE, PARTIAL = Whole(), Partial()
 
