@@ -122,9 +122,9 @@ class BiasedExperts(Experts):
     """With a bias for each expert, looked up by the experts of rows, which `told` gives."""
 
     def __init__(
-        self, told=lambda experts, order: experts.sort()[0], gate=limited_gate, of=None
+        self, told=lambda experts, order: experts.sort()[0], gate=limited_gate, of=None, last=None
     ) -> None:
-        super().__init__(4, 2, gate)
+        super().__init__(4, 2, gate, last)
         self.told, self.of = told, of
         self.up_bias, self.down_bias = (
             nn.Parameter(drawn(4, size, seed=size)) for size in (2 * N, D)
@@ -139,6 +139,7 @@ class BiasedExperts(Experts):
         up = F.grouped_mm(x[order // self.top], self.up.transpose(1, 2), offs=ends)
         rows = self.act(up + self.up_bias[at])
         made = F.grouped_mm(rows, self.down.transpose(1, 2), offs=ends) + self.down_bias[at]
+        made = made if self.last is None else self.last(made)
         made = made * weights.softmax(-1).reshape(-1)[order, None]
         return torch.zeros_like(x).index_add(0, order // self.top, made)
 
@@ -276,6 +277,14 @@ def test_biases_that_may_be_other_experts_are_gathered(how):
     equal_pretend(job, made, 2)
 
 
+def test_biases_of_experts_that_no_router_has_chosen_are_gathered():
+    """Their numbers may count from the end."""
+    job = job_of(lambda: BiasedNet(of=lambda chosen: (chosen + 1) % 4), floats(12, D))
+    made = sliced_biases(job)
+    assert (2, 2 * N) in gathered_shapes(made)
+    equal_pretend(job, made, 2)
+
+
 def flags_of(x):
     """Return numbers that a count over all rows has made of flags."""
     flags = x > 0.1
@@ -303,6 +312,23 @@ def test_rows_that_an_activation_fills_are_those_of_their_rank(gate):
     made = sliced_biases(job)
     assert OWN_ROWS_MM in {node.target for node in made.fx_nodes}
     equal_pretend(job, made, 2)
+
+
+LAST = {
+    "a number in place of small ones": lambda x: torch.where(x < 0.5, 2.0, x),
+    "not below a number": lambda x: x.clamp(min=0.2),
+    "not above a number": lambda x: x.clamp(max=-0.2),
+    "a sigmoid": torch.sigmoid,
+    "of flags": lambda x: (x < 0.1).to(x.dtype) * 0.5 + x,
+    "by itself": lambda x: x / (x + 2),
+}
+
+
+@pytest.mark.parametrize("last", LAST)
+def test_rows_that_are_filled_behind_the_experts_are_those_of_their_rank(last):
+    """Where all rows are summed next."""
+    job = job_of(lambda: BiasedNet(last=LAST[last]), floats(12, D))
+    equal_pretend(job, sliced_biases(job), 2)
 
 
 def test_what_fills_rows_is_not_collected_between_two_products():
