@@ -170,6 +170,7 @@ TORCH_FILES = {
     "profile/fused.py",
     "profile/marks.py",
     "profile/measure.py",
+    "profile/routing.py",
 }
 
 FILES = sorted(path.relative_to(SRC).as_posix() for path in SRC.rglob("*.py"))

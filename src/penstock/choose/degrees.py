@@ -22,6 +22,7 @@ from penstock.graph.tensor.cuts import LOG_SUM_EXP, OWN_ROWS, collects_in, how_o
 from penstock.graph.tensor.least import least_s
 from penstock.job import Job
 from penstock.plan.plan import Decision
+from penstock.profile.expert_load import ExpertLoad, loads_in_words, parts_of_products
 from penstock.schedule.grid import InnerAxis
 from penstock.schedule.recipe import any_schedule, has_window
 from penstock.search.candidate import Objective
@@ -201,9 +202,10 @@ class DegreeSearch:
         made = divided_or_why(way.captured, ranks)
         if isinstance(made, str):
             return Degree(ranks, problem=made)
+        collect_s = self._collect_s(ranks)
         seconds = min(
-            expected_s(way.captured, made, op_s, self._collect_s(ranks), ranks=ranks)
-            for op_s in self._op_s(way, ranks)
+            expected_s(way.captured, made, op_s, collect_s, ranks=ranks, loads=profile.loads)
+            for op_s, profile in zip(self._op_s(way, ranks), way.profiles, strict=True)
         )
         expected = self._step_s(way, seconds, ranks)
         if best is not None and expected > (1 - WORTH) * best.best.step_s:
@@ -234,14 +236,19 @@ def expected_s(
     collect_s: Callable[[float], float],
     *,
     ranks: int,
+    loads: Sequence[ExpertLoad] = (),
 ) -> float:
-    """Return the seconds of a micro-batch of a divided step, by those of the whole step's nodes."""
+    """Return the seconds of a micro-batch of a divided step, by those of the whole step's nodes.
+
+    loads:    of the whole step's experts.
+    """
     from penstock.graph.tensor.placed import Placing, RankSpeed
 
     latency_s = collect_s(0.0)
     per_byte = (collect_s(_MIB) - latency_s) / (2 * _MIB * (ranks - 1) / ranks)
     rate = 1 / per_byte if per_byte else inf
-    speed = RankSpeed(link_bytes_per_s=rate, latency_s=latency_s, op_s=op_s)
+    parts = parts_of_products(captured.graph, loads, ranks)
+    speed = RankSpeed(link_bytes_per_s=rate, latency_s=latency_s, op_s=op_s, busiest=parts)
     rows = zip(captured.graph.nodes, op_s, strict=True)
     updates = (
         s / (ranks if node.name in made.held else 1) for node, s in rows if node.kind == "parameter"
@@ -303,6 +310,13 @@ def slices_in_words(graph: Graph) -> str:
     return "; ".join((*told, f"{len(collects)} collects of {format_bytes(moved)} a micro-batch"))
 
 
+def division_in_words(way: "Joining") -> str:
+    """Return what of a step is divided, and how unlike the ranks are that divide its experts."""
+    graph, loads = way.captured.graph, way.profiles[0].loads
+    told = slices_in_words(graph), loads_in_words(graph, loads)
+    return "; ".join(filter(None, told))
+
+
 def _tokens_in_words(graph: Graph) -> str:
     collects, nodes = collects_in(graph.nodes), graph.nodes
     moved = sum(nodes[nodes[at].inputs[0]].size_bytes for at in collects)
@@ -330,7 +344,7 @@ def decision(
     if asked is not None:
         if asked == 1:
             return ()
-        what, words = "context" if graph.context else "tensor", slices_in_words(graph)
+        what, words = "context" if graph.context else "tensor", division_in_words(first.way)
         return (Decision(what, f"{asked} ranks", "user", f"requested: {words}"),)
     if not rows:
         return ()
@@ -343,7 +357,7 @@ def decision(
     if other is not None:
         gain = f"{format_seconds(first.best.step_s)} in place of {format_seconds(other)} undivided"
     others = [f"{row.ranks} ranks {_figures(row)}" for row in rows if row.ranks != graph.tensor]
-    why = "; ".join((gain, slices_in_words(graph), *others))
+    why = "; ".join((gain, division_in_words(first.way), *others))
     return (Decision("tensor", f"{graph.tensor} ranks", "search", why),)
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _MOST_SAMPLES = 256  # of a kind of device
-_FORMAT = 2  # one more where other things are measured than before
+_FORMAT = 3  # one more where other things are measured than before
 
 
 class ProfileKey(NamedTuple):

@@ -43,6 +43,7 @@ from penstock.job import Job
 from penstock.profile.by_kind import costs_by_kind
 from penstock.profile.marks import OPS_AHEAD, Sweep, clock_of
 from penstock.profile.profile import PackCost, Profile
+from penstock.profile.routing import as_busiest, expert_loads
 
 T = TypeVar("T")
 _WARM_UPS = 2
@@ -71,10 +72,12 @@ def measure(capture: Capture, job: Job, *, beside: int = 0, apart: Apart = _here
     keep_freed_memory()  # as ranks do
     stages, is_whole = cut(capture.graph), not waits(capture.model)
     inputs, workspace_bytes = inputs_of(capture, job) if is_whole else {}, tuple[int, ...]()
+    loads = expert_loads(capture, job) if is_whole else ()
     try:
         with _companions(capture, stages, inputs, beside), torch.no_grad():
             if is_whole:
                 op_s, call_s = _in_place(capture, stages, inputs)
+                op_s = as_busiest(capture, op_s, loads, inputs)
             else:
                 (op_s, workspace_bytes), call_s = costs_by_kind(capture, clock_of(here())), 0.0
             optimizer = optimizer_costs(capture, job, apart)
@@ -96,12 +99,8 @@ def measure(capture: Capture, job: Job, *, beside: int = 0, apart: Apart = _here
         call_s=call_s,
         kind="",
         packing=packing,
-        fused=(),
-        samples=0,
-        error=0.0,
-        steps=0,
-        runs=0,
         update_order=update_order(capture, job),
+        loads=loads,
         **far,
         **optimizer,
     )

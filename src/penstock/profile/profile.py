@@ -8,6 +8,7 @@ from typing import Literal, get_args
 
 from penstock.errors import ProfileError
 from penstock.files import Json, read_json, write_text
+from penstock.profile.expert_load import ExpertLoad
 from penstock.typed import damage, typed
 
 _MOST = 1e15  # seconds or bytes: sums of them stay numbers
@@ -99,6 +100,8 @@ class Profile:
                               in place of the second largest counts the one before; empty: unknown.
     copy_s_per_byte:          copying a version of the weights.
     far_s_per_byte, far_s:    moving something to far memory, or back: per byte, and per tensor.
+    loads:      rows that each expert of a mixture sees, of each layer; the seconds of a step whose
+                experts ranks divide are those of the rank that has most of them.
     packing:    what packing costs, by bits; empty where it was not asked for.
     fused:      of the segments that were compiled; others take as long as their ops, one by one.
     samples, error:   of an estimate that was learned from runs on such devices: of how many
@@ -137,6 +140,7 @@ class Profile:
     state_bytes_per_tensor: float = 0.0
     far_s: float = 0.0
     update_order: tuple[str, ...] = ()
+    loads: tuple[ExpertLoad, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.op_s) != len(self.workspace_bytes):

@@ -8,6 +8,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 from torch import fx
@@ -40,6 +41,8 @@ class RankSpeed(NamedTuple):
 
     latency_s:  of one collect, whatever its bytes.
     op_s:       seconds of each node, where they are known; in place of FLOP and bytes.
+    busiest:    by product of rows with their experts' matrices, the part of the rows that the
+                busiest rank has, where it is known; else each has as many.
     """
 
     flop_per_s: float = 4e10
@@ -47,6 +50,7 @@ class RankSpeed(NamedTuple):
     link_bytes_per_s: float = 2e9
     latency_s: float = 1e-4
     op_s: Sequence[float] = ()
+    busiest: Mapping[int, float] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -106,6 +110,7 @@ class Placing:
         if prices.op_s:
             self.flop_s = dict(zip(nodes, prices.op_s, strict=True))
             self.memory_s = dict.fromkeys(nodes, 0.0)
+        self.busiest = {nodes[at]: part for at, part in prices.busiest.items()}
         read = {k for n in graph.nodes if n.phase == "F" and n.kind == "op" for k in n.inputs}
         self._used = {n.name for at, n in enumerate(graph.nodes) if at in read}
         self.shapes = {node: shape_of(node) for node in nodes}
@@ -196,8 +201,10 @@ class Placing:
         )
         outs = choice.out if isinstance(choice.out, tuple) else (choice.out,)
         shares = any(isinstance(place, Slices) for place in (*choice.wants.values(), *outs))
-        parts = self.ranks if shares else 1
-        cost += (self.flop_s[node] + self.memory_s[node]) / parts
+        part = 1 / self.ranks if shares else 1.0
+        if choice.several is not None:  # of products of rows, those by experts alone
+            part = self.busiest.get(node, part)
+        cost += (self.flop_s[node] + self.memory_s[node]) * part
         if choice.several is not None:
             _, summed, gathered, scattered = choice.several
             sent = 2 * summed, gathered, scattered
