@@ -75,7 +75,7 @@ def _held(capture: Capture) -> Values:
 def _computed(
     ranks: Sequence[Capture], values: Sequence[Values], wanted: Iterable[int]
 ) -> dict[int, Tensor]:
-    """Return what the first of some ranks makes of these nodes; of one rank, as it is alone.
+    """Return these nodes' values on the first of some ranks; of one rank, as it is alone.
 
     values:   by rank, of each node that is no op.
     """
