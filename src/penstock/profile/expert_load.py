@@ -38,7 +38,7 @@ class ExpertLoad:
         return sum(max(map(sum, _blocks(row, ranks))) for row in self.rows) / len(self.rows)
 
     def busiest_part(self, ranks: int) -> float:
-        """Return those as a part of all rows; 1 / ranks where each has as many."""
+        """Return the busiest rank's part of all rows; 1 / ranks where each has as many."""
         return self.busiest_rows(ranks) / self.mean_rows if self.mean_rows else 1 / ranks
 
     @property
@@ -76,7 +76,7 @@ def _shares(load: ExpertLoad, ranks: int) -> bool:
 
 
 def loads_in_words(graph: Graph, loads: Sequence[ExpertLoad]) -> str:
-    """Return how unlike the ranks are that divide the experts of a step; "" where none do."""
+    """Return a sentence on how unlike the ranks are that divide experts; "" where none do."""
     divided = {
         graph.nodes[at].inputs[2] for at, n in enumerate(graph.nodes) if n.target == OWN_ROWS
     }

@@ -41,6 +41,7 @@ from penstock.graph.wire import wire_choices
 from penstock.heap import give_back, keep_freed_memory
 from penstock.job import Job
 from penstock.profile.by_kind import costs_by_kind
+from penstock.profile.expert_load import ExpertLoad
 from penstock.profile.marks import OPS_AHEAD, Sweep, clock_of
 from penstock.profile.profile import PackCost, Profile
 from penstock.profile.routing import as_busiest, expert_loads
@@ -76,8 +77,7 @@ def measure(capture: Capture, job: Job, *, beside: int = 0, apart: Apart = _here
     try:
         with _companions(capture, stages, inputs, beside), torch.no_grad():
             if is_whole:
-                op_s, call_s = _in_place(capture, stages, inputs)
-                op_s = as_busiest(capture, op_s, loads, inputs)
+                op_s, call_s = _in_place(capture, stages, inputs, loads)
             else:
                 (op_s, workspace_bytes), call_s = costs_by_kind(capture, clock_of(here())), 0.0
             optimizer = optimizer_costs(capture, job, apart)
@@ -99,6 +99,11 @@ def measure(capture: Capture, job: Job, *, beside: int = 0, apart: Apart = _here
         call_s=call_s,
         kind="",
         packing=packing,
+        fused=(),
+        samples=0,
+        error=0.0,
+        steps=0,
+        runs=0,
         update_order=update_order(capture, job),
         loads=loads,
         **far,
@@ -130,12 +135,19 @@ def _settled(
 
 
 def _in_place(
-    capture: Capture, stages: Stages, inputs: Mapping[int, Any]
+    capture: Capture,
+    stages: Stages,
+    inputs: Mapping[int, Any],
+    loads: Sequence[ExpertLoad] = (),
 ) -> tuple[tuple[float, ...], float]:
-    """Return the seconds of each node in the whole step, and what a call adds."""
+    """Return the seconds of each node in the whole step, and what a call adds.
+
+    loads:    of experts: where ranks divide them, the seconds are those of the busiest.
+    """
     whole_f, whole_b, call_s = _whole(capture, stages, inputs)
     op_s, whole_s = _op_by_op(capture, inputs), {"F": whole_f, "B": whole_b}
-    return _settled(capture, op_s, whole_s, is_queued=here().is_queued), call_s
+    settled = _settled(capture, op_s, whole_s, is_queued=here().is_queued)
+    return as_busiest(capture, settled, loads, inputs), call_s
 
 
 def inputs_of(capture: Capture, job: Job) -> dict[int, Any]:
