@@ -8,6 +8,7 @@ import torch
 import penstock as ps
 from penstock.errors import JobError
 from penstock.plan import plan_by_hand
+from penstock.runtime.launch import run_threads
 from penstock.runtime.validate import validated
 from tests.parity.training import Run, difference, train
 
@@ -109,3 +110,47 @@ def test_a_missing_package_is_told(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda module: None)
     with pytest.raises(JobError, match="needs transformers, which is not installed"):
         ps.from_transformers(torch.nn.Linear(1, 1), samples())
+
+
+@pytest.mark.filterwarnings("default")  # what peft says of itself
+def test_a_model_with_adapters_by_peft_trains_them_alone(tmp_path):
+    peft = pytest.importorskip("peft")
+
+    def model():
+        targets = {"target_modules": ["q_proj", "v_proj"], "init_lora_weights": False}
+        return peft.get_peft_model(llama(), peft.LoraConfig(r=2, lora_dropout=0.0, **targets))
+
+    rows = torch.tensor([row["input_ids"] for row in samples()])
+    job = ps.Job(
+        model=model,
+        loss=lambda model, words: model(input_ids=words, labels=words).loss,
+        data=ps.batches([{"words": row} for row in rows], 4, collate=_words),
+        optimizer=lambda weights: torch.optim.AdamW(weights, lr=1e-2),
+        micro_batches=2,
+    )
+    graph = ps.trace(job)
+    program = ps.lower(plan_by_hand(graph, [0, 1], "gpipe", num_micro_batches=2), graph)
+    ours = ps.run(program, job, num_steps=3, launcher=run_threads).weights
+    theirs, before = plain_weights(job, 3), dict(model().named_parameters())
+    adapters = {name for name, weight in before.items() if weight.requires_grad}
+    assert len(adapters) == 8
+    for name, weight in theirs.items():
+        torch.testing.assert_close(ours[f"weights/{name}"], weight, rtol=1e-4, atol=1e-6)
+        assert torch.equal(weight, before[name]) == (name not in adapters)
+
+
+def _words(rows):
+    return torch.stack([row["words"] for row in rows])
+
+
+def plain_weights(job, num_steps):
+    """Return the weights of the plain loop."""
+    torch.manual_seed(job.seed)
+    model, data = job.model(), job.data(0)
+    optimizer = job.optimizer(model.parameters())
+    for _ in range(num_steps):
+        optimizer.zero_grad()
+        for _ in range(job.micro_batches):
+            (job.loss(model, next(data)) / job.micro_batches).backward()
+        optimizer.step()
+    return {name: weight.detach() for name, weight in model.named_parameters()}
