@@ -19,12 +19,12 @@ def test_function_is_compiled_also_where_no_cache_can_be_written(monkeypatch):
 
 PROGRAM = """
 from typing import NamedTuple
-from penstock.schedule.compiled import compiled
+from penstock.schedule.compiled import kept
 
 class {name}(NamedTuple):
     number: int
 
-@compiled
+@kept
 def more(given):
     return given.number + {more}
 
@@ -49,8 +49,8 @@ def test_code_that_was_kept_for_a_record_that_is_gone_is_made_anew(tmp_path):
 
 def test_whether_code_is_kept_is_known_before_it_is_called(tmp_path):
     (tmp_path / "module.py").write_text(
-        "from penstock.schedule.compiled import compiled, is_kept\n"
-        "@compiled\ndef more(number):\n    return number + 1\n"
+        "from penstock.schedule.compiled import is_kept, kept\n"
+        "@kept\ndef more(number):\n    return number + 1\n"
         "print(is_kept(more), more(1), is_kept(more), is_kept(len))\n"
     )
     command = [sys.executable, "-c", f"import sys; sys.path[0] = {str(tmp_path)!r}; import module"]
@@ -60,17 +60,17 @@ def test_whether_code_is_kept_is_known_before_it_is_called(tmp_path):
 
 
 INNER = """
-from penstock.schedule.compiled import compiled
+from penstock.schedule.compiled import kept
 
-@compiled
+@kept
 def add(number):
     return number + {more}
 """
 OUTER = """
 from inner import add
-from penstock.schedule.compiled import compiled
+from penstock.schedule.compiled import kept
 
-@compiled
+@kept
 def more(number):
     return add(number)
 
@@ -94,8 +94,8 @@ def test_code_that_was_kept_is_made_anew_when_what_it_calls_in_another_file_chan
 def test_code_is_compiled_also_where_there_is_no_room_to_keep_it(tmp_path):
     (tmp_path / "module.py").write_text(
         "import resource, sys\n"
-        "from penstock.schedule.compiled import compiled\n"
-        "@compiled\ndef more(number):\n    return number + 1\n"
+        "from penstock.schedule.compiled import kept\n"
+        "@kept\ndef more(number):\n    return number + 1\n"
         "if sys.argv[1:]: resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
         "print(more(1))\n"
     )

@@ -47,7 +47,7 @@ from penstock.simulate import kernel
 from penstock.taken import Taken
 from penstock.units import format_seconds
 
-COMPILES = "the loops of the search are compiled first, once for this installation: half a minute"
+COMPILES = "a first search takes longer: its loops run as Python until compiling them would pay"
 _WORTH = 0.02  # of a step: what units have to gain where nobody asked for them
 
 if TYPE_CHECKING:

@@ -50,7 +50,7 @@ from penstock.fleet.one_future import (
 )
 from penstock.fleet.policies import cheapest, is_late, slack_s
 from penstock.fleet.replay import Ruler, replay_all
-from penstock.schedule.compiled import compiled
+from penstock.schedule.compiled import kept
 
 _NEVER = 1e12  # dollars, beside which all others are small
 _TRIED = 60  # futures that numbers are tried on
@@ -130,7 +130,7 @@ def _mean_usd(futures: Sequence[Market], job: FleetJob, ruler: Ruler, deadline_s
 # -- a mixed fleet ---------------------------------------------------------------------------------
 
 
-@compiled
+@kept
 def _pool_for(offered: Floats, usd_h: Floats, own: int, size: float) -> int:
     """Return the pool of which machines are held: the own one, if it has enough or none has.
 
@@ -149,12 +149,12 @@ def _pool_for(offered: Floats, usd_h: Floats, own: int, size: float) -> int:
     return best
 
 
-@compiled
+@kept
 def _spot_of(offered: float, size: float, spare: float) -> float:
     return math.floor(min(offered, size + spare))
 
 
-@compiled
+@kept
 def _fill_of(spot: float, size: float, spare: float) -> float:
     """Return the number of machines on demand beside `spot` preemptible ones.
 
@@ -163,7 +163,7 @@ def _fill_of(spot: float, size: float, spare: float) -> float:
     return max(0.0, size + math.ceil(spare * spot / (size + spare)) - spot)
 
 
-@compiled
+@kept
 def _row_usd_h(
     machines: Floats, usd_h: Floats, sure_usd_h: float, size: float, spare: float
 ) -> Floats:
@@ -180,7 +180,7 @@ def _row_usd_h(
 # -- the policy ------------------------------------------------------------------------------------
 
 
-@compiled
+@kept
 def _bid(args: Floats, share: float) -> float:
     """Return the price below which that share of the past was."""
     levels = len(args) - 4

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.fleet.one_future import Floats
-from penstock.schedule.compiled import compiled
+from penstock.schedule.compiled import kept
 
 Longs = NDArray[np.int64]
 _MOST_SPARE = 2.0  # times the machines that are asked for
@@ -102,7 +102,7 @@ def _needs(slots: Slots, machines: int, sure_usd_h: float) -> _Needs:
     return _Needs(held, left, start, run, more)
 
 
-@compiled
+@kept
 def _solve(
     start: Floats, run: Floats, more: Floats, state: Longs, work: int
 ) -> tuple[float, Longs]:

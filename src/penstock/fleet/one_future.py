@@ -17,7 +17,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from penstock.schedule.compiled import compiled, kept
+from penstock.schedule.compiled import kept
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -94,7 +94,7 @@ class HeldMachines(NamedTuple):
     owed: Floats
 
 
-@compiled
+@kept
 def _drop(held: HeldMachines, at: int) -> None:
     """Take machine `at` out, keeping the order of the others."""
     last = held.num[0] - 1
@@ -106,7 +106,7 @@ def _drop(held: HeldMachines, at: int) -> None:
     held.num[0] = last
 
 
-@compiled
+@kept
 def _count(held: HeldMachines, pool: int, on_demand: int) -> int:
     found = 0
     for k in range(held.num[0]):
@@ -115,7 +115,7 @@ def _count(held: HeldMachines, pool: int, on_demand: int) -> int:
     return found
 
 
-@compiled
+@kept
 def _ready(held: HeldMachines, now: float) -> int:
     found = 0
     for k in range(held.num[0]):
@@ -124,7 +124,7 @@ def _ready(held: HeldMachines, now: float) -> int:
     return found
 
 
-@compiled
+@kept
 def _take(held: HeldMachines, offers: Offers, row: int, now: float) -> tuple[int, Any]:
     """Take what the cloud takes at `now`; return the machines taken and the shortest notice.
 
@@ -168,7 +168,7 @@ def _take(held: HeldMachines, offers: Offers, row: int, now: float) -> tuple[int
     return taken, notice_s
 
 
-@compiled
+@kept
 def _let_go(held: HeldMachines, pool: int, on_demand: int, surplus: int) -> None:
     """Give machines back, those ordered last first."""
     at = held.num[0] - 1
@@ -179,7 +179,7 @@ def _let_go(held: HeldMachines, pool: int, on_demand: int, surplus: int) -> None
         at -= 1
 
 
-@compiled
+@kept
 def _order(
     held: HeldMachines, offers: Offers, wanted: Floats, now: float, row_start: Floats
 ) -> None:
@@ -207,7 +207,7 @@ def _order(
                 have += 1
 
 
-@compiled
+@kept
 def _look(view: Floats, pools: Floats, held: HeldMachines, offers: Offers, row: int) -> None:
     """Write what is held and offered where policies read it."""
     view[READY], view[READY_ON_DEMAND] = 0.0, 0.0
@@ -227,7 +227,7 @@ def _look(view: Floats, pools: Floats, held: HeldMachines, offers: Offers, row: 
         pools[pool, USD] = offers.usd_h[row, pool]
 
 
-@compiled
+@kept
 def _paid_usd_s(held: HeldMachines, offers: Offers, row: int, on_demand: int) -> float:
     """Return dollars per second of what is held of one kind."""
     found = 0.0
@@ -239,7 +239,7 @@ def _paid_usd_s(held: HeldMachines, offers: Offers, row: int, on_demand: int) ->
     return found
 
 
-@compiled
+@kept
 def _write(row: Floats, held: HeldMachines, usd_h: float, now: float) -> None:
     """Write time, machines held of both kinds, and the least price into a row of a timeline."""
     sure = 0
@@ -248,7 +248,7 @@ def _write(row: Floats, held: HeldMachines, usd_h: float, now: float) -> None:
     row[0], row[1], row[2], row[6] = now, held.num[0] - sure, sure, usd_h
 
 
-@compiled
+@kept
 def _next(held: HeldMachines, offers: Offers, row: int, now: float) -> float:
     """Return when the market changes, a machine becomes useful or one dies."""
     found = _NEVER
@@ -261,7 +261,7 @@ def _next(held: HeldMachines, offers: Offers, row: int, now: float) -> float:
     return found
 
 
-@compiled
+@kept
 def _some_pool(offers: Offers, row: int, need: float) -> bool:
     return bool(np.any(offers.machines[row] >= need))
 

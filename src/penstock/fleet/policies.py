@@ -34,12 +34,12 @@ from penstock.fleet.one_future import (
     Floats,
     ruled_by,
 )
-from penstock.schedule.compiled import compiled
+from penstock.schedule.compiled import kept
 
 _EPS = 1e-6
 
 
-@compiled
+@kept
 def cheapest(pools: Floats, column: int) -> int:
     best = 0
     for pool in range(1, pools.shape[0]):
@@ -48,7 +48,7 @@ def cheapest(pools: Floats, column: int) -> int:
     return best
 
 
-@compiled
+@kept
 def left_s(view: Floats, speed: Floats, machines: float) -> float:
     """Return the seconds that the rest takes with so many machines, its checkpoints included.
 
@@ -60,14 +60,14 @@ def left_s(view: Floats, speed: Floats, machines: float) -> float:
     return works_s + view[SAVE] * (works_s / view[EVERY] + 1)
 
 
-@compiled
+@kept
 def slack_s(view: Floats, speed: Floats, machines: float) -> float:
     """Return the seconds to spare before the deadline if the rest begins on demand now."""
     needs = view[START] + view[PAUSE] + view[RISK] + left_s(view, speed, machines)
     return view[DEADLINE] - view[NOW] - needs
 
 
-@compiled
+@kept
 def is_late(view: Floats, speed: Floats, machines: float) -> bool:
     """Return whether to turn to machines on demand now: at the next tick it would be too late.
 
@@ -77,7 +77,7 @@ def is_late(view: Floats, speed: Floats, machines: float) -> bool:
     return slack_s(view, speed, machines) < margin - _EPS
 
 
-@compiled
+@kept
 def _pool_with(pools: Floats, machines: float, most_usd_h: float) -> int:
     """Return the pool that offers so many for at most so much: one that is held, or the cheapest.
 
@@ -94,7 +94,7 @@ def _pool_with(pools: Floats, machines: float, most_usd_h: float) -> int:
     return best
 
 
-@compiled
+@kept
 def want_spot(view: Floats, pools: Floats, machines: float, wanted: Floats) -> bool:
     """Want all machines of one pool, and those on demand that work until they are useful."""
     pool = _pool_with(pools, machines, pools[:, USD_ON_DEMAND].min())
@@ -150,7 +150,7 @@ def uniform_progress(
         wanted[cheapest(pools, USD_ON_DEMAND), 1] = args[0]
 
 
-@compiled
+@kept
 def _spread(pools: Floats, machines: float, most_usd_h: float, wanted: Floats) -> None:
     """Want so many preemptible machines, of the cheapest pools first, at most at a price."""
     wanted[:, 0] = 0.0

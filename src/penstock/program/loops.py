@@ -10,14 +10,14 @@ from typing import TypeVar
 
 from numba import njit
 
-from penstock.schedule.compiled import kept
+from penstock.schedule.compiled import compiled
 
 Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def loop(function: Function) -> Function:
-    """Return `function` compiled at its first call; it must make no arrays."""
-    return kept(function, _nrt=False, error_model="numpy")
+    """Return `function` compiled once that pays; it must make no arrays."""
+    return compiled(function, _nrt=False, error_model="numpy")
 
 
 def part(function: Function) -> Function:

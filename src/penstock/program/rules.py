@@ -554,7 +554,7 @@ def _copy(code: Columns, row: int, rank: int, facts: Facts, state: Known) -> tup
     if code.kind[row] != F:
         return _copy_between_updates(code, row, facts, state, is_reload, begins)
     at = (sizes.replica[rank] * sizes.stages + stage) * sizes.micro_batches + number
-    done = state.now[at] & ~(KEPT_AWAY | KEPT_COPYING)
+    done = int(state.now[at]) & ~(KEPT_AWAY | KEPT_COPYING)
     if facts.places.where[at] != rank or done != 1 << F:
         return NOTHING_THERE, -1
     if begins and state.now[at] & KEPT_COPYING:
@@ -564,7 +564,7 @@ def _copy(code: Columns, row: int, rank: int, facts: Facts, state: Known) -> tup
     if begins:
         state.now[at] |= KEPT_COPYING
     else:
-        state.now[at] = (state.now[at] ^ KEPT_AWAY) & ~KEPT_COPYING
+        state.now[at] = (int(state.now[at]) ^ KEPT_AWAY) & ~KEPT_COPYING
     return FINE, -1
 
 
@@ -594,5 +594,5 @@ def _copy_between_updates(
     if begins:
         state.away[what] |= COPYING
     else:
-        state.away[what] = (state.away[what] ^ AWAY) & ~COPYING
+        state.away[what] = (int(state.away[what]) ^ AWAY) & ~COPYING
     return FINE, -1

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from penstock.errors import ScheduleError
 from penstock.schedule.clock import Clockwork, Log, Numbers, clockwork, log_of, numbers_of, run
-from penstock.schedule.compiled import compiled
+from penstock.schedule.compiled import kept
 from penstock.schedule.figures import peak_activations
 from penstock.schedule.greedy import Seconds
 from penstock.schedule.orders import B, F, I, IntArray, Orders, W
@@ -74,7 +74,7 @@ def annealed(
     return replace(schedule, orders=made, name=annealed.__name__)
 
 
-@compiled
+@kept
 def _anneal(
     actions: Numbers,
     offsets: IntArray,
@@ -111,7 +111,7 @@ def _anneal(
     return best
 
 
-@compiled
+@kept
 def _shift(actions: Numbers, place: int, other: int) -> None:
     """Move the action at `place` to `other`; those between move up."""
     action = actions[place]
@@ -121,7 +121,7 @@ def _shift(actions: Numbers, place: int, other: int) -> None:
     actions[other] = action
 
 
-@compiled
+@kept
 def _step_s(actions: Numbers, offsets: IntArray, work: Clockwork, log: Log) -> float:
     """Return the step, infinity if it never ends."""
     at, clock_s = run(actions, offsets, work, log)
@@ -131,7 +131,7 @@ def _step_s(actions: Numbers, offsets: IntArray, work: Clockwork, log: Log) -> f
     return float(clock_s.max())
 
 
-@compiled
+@kept
 def _fits(actions: Numbers, offsets: IntArray, whole: Bools, limit: int) -> bool:
     """Return whether no rank holds more than `limit` activations."""
     for rank in range(len(offsets) - 1):

@@ -11,20 +11,31 @@ import numpy as np
 from numba import njit
 from numba.core.dispatcher import Dispatcher
 
+from penstock.schedule.as_python import begin_as_python
+
 Function = TypeVar("Function", bound=Callable[..., object])
 
 
-def compiled(function: Function) -> Function:
+def compiled(function: Function, **options: Any) -> Function:
+    """Return `function` compiled once that pays: it begins as Python (see as_python.py).
+
+    options:  of numba.
+    """
+    made: Any = kept(function, **options)
+    file: Any = getattr(getattr(made, "_cache", None), "_cache_file", None)
+    if file is not None:  # else code is made anew in each process, or numba is switched off
+        begin_as_python(made, file)
+    return made
+
+
+def kept(function: Function, **options: Any) -> Function:
     """Return `function` compiled at its first call; the machine code is kept on disk if it can be.
 
     Kept code is rebuilt when the function's own file changes, or a constant that it imports, or
     the file of a compiled function that it imports.
+
+    options:  of numba.
     """
-    return kept(function)
-
-
-def kept(function: Function, **options: Any) -> Function:
-    """Return `function` compiled by numba with `options`, as `compiled` does."""
     try:
         made: Any = njit(cache=True, **options)(function)  # pyright: ignore
     except RuntimeError:  # a read-only installation, and no home to write to

@@ -13,7 +13,7 @@ The n-th F or R of a rank starts when n - limit activations have gone: offloads 
 
 import numpy as np
 
-from penstock.schedule.compiled import compiled
+from penstock.schedule.compiled import kept
 from penstock.schedule.greedy import FORWARD, INPUT, WEIGHTS, Floats
 from penstock.schedule.orders import IntArray
 
@@ -23,7 +23,7 @@ _FLIPS = 0.2  # fraction of the moves that change what is offloaded
 _HEAT = 0.6  # of the shortest action: how much the step may grow at first
 
 
-@compiled
+@kept
 def play(
     order: IntArray, away: IntArray, table: Floats, message_s: float, limit: int
 ) -> tuple[Floats, float]:
@@ -62,7 +62,7 @@ def play(
     return start_s, clock_s[0].max()
 
 
-@compiled
+@kept
 def _arrives_s(
     start_s: Floats, table: Floats, message_s: float, action: tuple[int, int, int]
 ) -> float:
@@ -81,7 +81,7 @@ def _arrives_s(
     return np.inf if begin_s < 0 else begin_s + table[of, other] + more_s
 
 
-@compiled
+@kept
 def _room_s(start_s: Floats, away: IntArray, table: Floats, which: tuple[int, int, int]) -> float:
     """Return when `gone` activations of a stage have gone; `weights` of its W are known."""
     stage, weights, gone = which
@@ -104,7 +104,7 @@ def _room_s(start_s: Floats, away: IntArray, table: Floats, which: tuple[int, in
     return time_s
 
 
-@compiled
+@kept
 def _do(
     start_s: Floats,
     away: IntArray,
@@ -131,7 +131,7 @@ def _do(
         start_s[OFFLOAD, stage, m] = copy_s
 
 
-@compiled
+@kept
 def anneal(
     order: IntArray,
     away: IntArray,
@@ -177,7 +177,7 @@ def anneal(
     return best, best_gone, best_s
 
 
-@compiled
+@kept
 def shift(row: IntArray, place: int, to: int, num_micro_batches: int) -> int:
     """Move the action at `place` to `to`, or as near as it may go, and return where it is.
 

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.schedule.compiled import compiled
+from penstock.schedule.compiled import kept
 
 Floats: TypeAlias = NDArray[np.float64]
 Longs: TypeAlias = NDArray[np.int64]
@@ -49,7 +49,7 @@ class ChainCosts(NamedTuple):
     replicas: Longs
 
 
-@compiled
+@kept
 def compute_s(costs: ChainCosts, first: int, end: int, kind: int, replicas: int) -> float:
     """Return the seconds per micro-batch of layers `first` .. `end - 1` on some replicas.
 
@@ -61,13 +61,13 @@ def compute_s(costs: ChainCosts, first: int, end: int, kind: int, replicas: int)
     return work / replicas + (costs.every / replicas + costs.once) * ring
 
 
-@compiled
+@kept
 def message_s(costs: ChainCosts, end: int, kind: int, following: int, replicas: int) -> float:
     """Return the seconds of an activation to the next stage and its gradient back, per replica."""
     return 2.0 * costs.sent[end - 1] / costs.bytes_per_s[kind, following] / replicas
 
 
-@compiled
+@kept
 def fits(costs: ChainCosts, first: int, end: int, kind: int, replicas: int, devices: int) -> bool:
     """Return whether a stage fits its devices, `devices` being those of it and all after it.
 
@@ -79,7 +79,7 @@ def fits(costs: ChainCosts, first: int, end: int, kind: int, replicas: int, devi
     return held <= costs.memory[kind]
 
 
-@compiled
+@kept
 def strides_of(counts: Longs, kinds: int) -> Longs:
     """Return the strides of the first `kinds` digits, then the product of all."""
     strides = np.ones(kinds + 1, np.int64)
@@ -88,7 +88,7 @@ def strides_of(counts: Longs, kinds: int) -> Longs:
     return strides
 
 
-@compiled
+@kept
 def fewest_devices(  # long: loops
     costs: ChainCosts, limit_s: float, choice: Choices
 ) -> tuple[int, int]:
@@ -150,7 +150,7 @@ def fewest_devices(  # long: loops
     return -1, -1
 
 
-@compiled
+@kept
 def _fewest_replicas(
     costs: ChainCosts, first: int, end: int, kind: int, after: int, limit_s: float
 ) -> int:
@@ -176,7 +176,7 @@ def _fewest_replicas(
     return -1
 
 
-@compiled
+@kept
 def _can_be_longer(costs: ChainCosts, first: int, end: int, limit_s: float) -> bool:
     """Return whether layers `first` .. `end - 1` could be part of a stage, sums not counted."""
     for kind in range(costs.seconds.shape[0]):
@@ -186,7 +186,7 @@ def _can_be_longer(costs: ChainCosts, first: int, end: int, limit_s: float) -> b
     return False
 
 
-@compiled
+@kept
 def least_sum(  # long: loops
     costs: ChainCosts, limit_s: float, choice: Choices
 ) -> tuple[int, int, float]:
