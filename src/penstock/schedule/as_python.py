@@ -34,7 +34,7 @@ def begin_as_python(made: Any, file: Any) -> None:
     (`_compile_for_args` is numba's own name: what it asks for a function to call where it has no
     machine code for arguments of these types.  It is used here only.)
     """
-    compiled, spent = made._compile_for_args, Rent(made, file)
+    compiled, rent = made._compile_for_args, Rent(made, file)
 
     def as_python(*arguments: Any, **named: Any) -> Any:
         start = time.perf_counter()
@@ -42,10 +42,10 @@ def begin_as_python(made: Any, file: Any) -> None:
             with np.errstate(all="ignore"):  # as machine code does
                 return python_of(made)(*arguments, **named)
         finally:
-            spent.add(time.perf_counter() - start)
+            rent.add(time.perf_counter() - start)
 
     def function_for(*arguments: Any, **named: Any) -> Callable[..., Any]:
-        if spent.is_enough() or num_elements((*arguments, *named.values())) > MUCH:
+        if rent.is_enough() or num_elements((*arguments, *named.values())) > MUCH:
             return compiled(*arguments, **named)
         return as_python
 
