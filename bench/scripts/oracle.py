@@ -167,11 +167,17 @@ def _put(parameters: list[nn.Parameter], values: list[Tensor]) -> None:
             parameter.copy_(value)
 
 
+def is_strided(tensor: Tensor) -> bool:
+    """Return whether it is no sparse tensor, which no checkpoint holds (docs/job.md)."""
+    return tensor.layout is torch.strided
+
+
 def _state(
     model: nn.Module, named: dict[str, nn.Parameter], optimizer: Any, losses: list[float]
 ) -> Found:
     tensors = {f"weights/{name}": value.detach() for name, value in model.named_parameters()}
-    tensors |= {f"buffers/{name}": value for name, value in model.named_buffers()}
+    buffers = ((name, value) for name, value in model.named_buffers())
+    tensors |= {f"buffers/{name}": value for name, value in buffers if is_strided(value)}
     plain: dict[str, object] = {}
     for name, parameter in named.items():
         for key, value in optimizer.state.get(parameter, {}).items():

@@ -483,6 +483,18 @@ def num_gradient_hooks(parameter: Tensor) -> int:
     return sum(len(hooks) for hooks in kept if hooks)
 
 
+@contextmanager
+def without_new_gradient_hooks(model: torch.nn.Module) -> Generator[None]:
+    """Take off the weights of a model the hooks that are put on their gradients meanwhile."""
+    kinds = "_backward_hooks", "_post_accumulate_grad_hooks"
+    places = [(p, kind) for p in model.parameters() for kind in kinds]
+    before = [set(getattr(p, kind) or ()) for p, kind in places]
+    yield
+    for (parameter, kind), old in zip(places, before, strict=True):
+        for number in {*(getattr(parameter, kind) or ())} - old:
+            del getattr(parameter, kind)[number]
+
+
 def hooks_of(module: torch.nn.Module) -> tuple[int, ...]:
     """Return the ids of the hooks on a module, each used once in a process."""
     return tuple(number for hooks in _hooks(module) for number in hooks)

@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import OneCycleLR
 
 import penstock as ps
 from penstock.checkpoints.checkpoint import Checkpoint
 from penstock.errors import CheckpointError, JobError
-from penstock.graph.composed import averaged, kind_of
+from penstock.graph.composed import Composed, averaged, kind_of
 from penstock.graph.whole_optimizer import whole_optimizer
 from penstock.job import Parameters
 from penstock.runtime.validate import lent, weights_of
@@ -172,3 +173,16 @@ def test_a_model_has_its_own_weights_again_after_those_it_was_lent():
         assert (model.weight == 7).all()
     assert torch.equal(model.weight, own)
     assert model.weight.data_ptr() == place
+
+
+def test_a_scheduler_of_momentum_finds_what_all_parts_have():
+    weights = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+    parts = [torch.optim.AdamW(weights[:1], lr=1e-2), torch.optim.RAdam(weights[1:], lr=1e-3)]
+    several = Composed(parts)
+    assert "betas" in several.defaults
+    assert "amsgrad" not in several.defaults
+    OneCycleLR(several, 0.1, total_steps=10)
+    assert several.param_groups[0]["betas"][0] == 0.95
+    mixed = Composed([parts[0], torch.optim.SGD(weights[1:], lr=1e-3)])
+    assert "betas" not in mixed.defaults
+    assert "momentum" not in mixed.defaults

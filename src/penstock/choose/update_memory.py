@@ -42,9 +42,11 @@ def _lost(job: Job, text: str) -> _Lost:
     from penstock.choose.store import keep, kept, key_of
     from penstock.graph.trace import build_model
     from penstock.processes.child import apart
-    from penstock.state.optimizer.optimizer import Optimizers
+    from penstock.state.optimizer.optimizer import Optimizers, hooks_a_gradient
 
     def asked() -> list[str]:
+        if hooks_a_gradient(job, build_model(job)):  # no made-up gradient calls them
+            return ["", ""]  # whole steps are tried (training/resumed.py)
         model = build_model(job)
         reached = [name for name, p in model.named_parameters() if p.requires_grad]
         return list(Optimizers(job, model, reached).lost())

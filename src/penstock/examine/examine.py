@@ -30,7 +30,12 @@ from penstock.routes import FASTEST, topology_of
 from penstock.search.shapes import Fixed
 from penstock.state.laws.buffers import BufferLaw, settled
 from penstock.state.laws.measured import measured_laws
-from penstock.state.optimizer.optimizer import remembers, takes_sparse, undividable
+from penstock.state.optimizer.optimizer import (
+    hooks_a_gradient,
+    remembers,
+    takes_sparse,
+    undividable,
+)
 from penstock.sums import sums_way
 from penstock.typed import typed
 
@@ -217,6 +222,9 @@ def _asked(job: Job, *, check: bool) -> Examined:
     model = build_model(job)
     if kind := takes_sparse(job, model):
         why = f"the job's optimizer, {kind}, takes sparse gradients, and replicas sum dense ones"
+        return replace(found, one_process=why)
+    if hooked := hooks_a_gradient(job, model):
+        why = f"the job's optimizer puts a hook on the gradient of {hooked}, and replicas sum later"
         return replace(found, one_process=why)
     no_plan, mend = describe(impure), _ONE_KIND if impure else ""
     if check and not impure and (outside := remembers(job, model)):

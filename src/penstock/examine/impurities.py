@@ -60,6 +60,7 @@ from penstock.graph.batch import PLAIN, leaf_key
 from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.contents import attributes_of, flatten, own, own_apart, rebuilt
 from penstock.graph.functional import where
+from penstock.graph.lasting import is_dense
 from penstock.graph.precision import cast_weights
 from penstock.graph.shared_memory_views import describe_overlaps, overlaps_with
 from penstock.graph.trace import (
@@ -224,7 +225,7 @@ class _Loop:
         batch = first_batch(job)
         self.watch = ChangeWatch(self.model)
         trainable = [p for p in self.model.parameters() if p.requires_grad]
-        with self.watch.of("optimizer", self.watch.in_a_scheduler):
+        with self.watch.of("optimizer", self.watch.as_the_optimizer_is_made):
             watched = self.watch.watched(job)
             self.updates = eager_updates(watched, self.model) if trainable else None
         self.watch.optimizer = None if self.updates is None else self.updates.optimizer
@@ -358,7 +359,18 @@ class _Loop:
             states += [look()] if look is not None else []
         now = dict(self.model.named_buffers())
         self.watch.written |= {n for n, b in buffers.items() if not _is_same(b, now.get(n))}
+        self._refuse_sparse(now)
         return states
+
+    def _refuse_sparse(self, buffers: Mapping[str, Tensor]) -> None:
+        """Raise if forward writes a sparse buffer.
+
+        Raises:   JobError: it names that.
+        """
+        for name in sorted(self.watch.written & buffers.keys()):
+            if not is_dense(buffers[name]):
+                message = f"forward writes buffer {name}, which is sparse: no checkpoint holds it"
+                raise JobError(message, hint="write a dense one, and call to_sparse() in forward")
 
     def _is_put_back(self, name: str, buffer: Tensor, before: Tensor | None) -> bool:
         is_same = before is not None and before.shape == buffer.shape
@@ -763,7 +775,9 @@ class _Loop:
 
 
 def _is_same(tensor: Tensor, other: Tensor | None) -> bool:
-    return other is not None and tensor.shape == other.shape and torch.equal(tensor, other)
+    if other is None or tensor.shape != other.shape or tensor.layout != other.layout:
+        return False
+    return torch.equal(tensor.to_dense(), other.to_dense())  # of sparse ones torch compares none
 
 
 def _key(leaf: object) -> str:

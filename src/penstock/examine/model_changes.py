@@ -111,6 +111,11 @@ class ChangeWatch:
         """Return what a scheduler may not change."""
         return {**self.as_made(), **self.values()}
 
+    def as_the_optimizer_is_made(self) -> Facts:
+        """Return what the job's `optimizer` may not change: hooks on weights come with it again."""
+        hooks = {f"the hooks of {name}" for name, _ in self.model.named_parameters()}
+        return {what: v for what, v in self.in_a_scheduler().items() if what not in hooks}
+
     def as_made(self) -> Facts:
         """Return who learns, who is in training mode, which module is where, and its hooks."""
         return module_facts(self.model)

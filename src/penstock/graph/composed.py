@@ -48,6 +48,10 @@ class Composed(Optimizer):
         except ValueError as problem:
             raise JobError(f"the parts of an optimizer: {problem}", hint=_ONCE) from problem
         self.parts, self.average = list(parts), average
+        every: list[dict[str, Any]] = [part.defaults for part in parts]
+        self.defaults = {  # schedulers look there
+            key: value for key, value in every[0].items() if all(key in one for one in every)
+        }
         for part in parts:
             self.state.update(part.state)
             part.state = self.state

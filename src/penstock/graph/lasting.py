@@ -26,12 +26,19 @@ def note_built(model: "nn.Module", *, again: bool = False) -> None:
     _built.setdefault(model, names)
 
 
+def is_dense(tensor: "Tensor") -> bool:
+    """Return whether a tensor's memory holds each of its elements."""
+    return not str(tensor.layout).startswith("torch.sparse")
+
+
 def lasting_buffers(model: "nn.Module") -> "dict[str, Tensor]":
     """Return the buffers that are state, by name: those that it was built with, or saves.
 
-    Of a model that no job has built all of them.
+    Of a model that no job has built all of them.  One that is sparse is none: the model builds it,
+    forward may not write it, and no file of ours holds it.
     """
-    buffers, first = dict(model.named_buffers()), _built.get(model)
+    buffers = {n: b for n, b in model.named_buffers() if is_dense(b)}
+    first = _built.get(model)
     if first is None or first.issuperset(buffers):
         return buffers
     saved = model.state_dict(keep_vars=True)

@@ -48,6 +48,14 @@ def rows_of(graph: fx.Graph, placeholders: Sequence[Placeholder]) -> tuple[Node,
     return rows
 
 
+def _held(node: fx.Node) -> object:
+    """Return the value of a node; of a constant that no op has looked at, the constant itself."""
+    value = node.meta.get("val")
+    if value is None and node.op == "get_attr":
+        return getattr(node.graph.owning_module, str(node.target), None)
+    return value
+
+
 class _Rows:
     """Finds phase, origin, storage and effect of one node after the other."""
 
@@ -70,7 +78,7 @@ class _Rows:
         return tuple(rows)
 
     def _row(self, i: int, node: fx.Node) -> Node:
-        value = node.meta.get("val")
+        value = _held(node)
         tensor = value if isinstance(value, Tensor) else None
         static = tensor is not None and is_static(tensor)
         name, kind = node.name, _kind(node)
@@ -102,7 +110,7 @@ class _Rows:
             where = custom(self.fx_nodes[i]).get("module") or "the model"
             raise GraphError(
                 f"a value of {where} is {tensor.layout} ({self.fx_nodes[i].target})",
-                hint="use dense tensors: nn.Embedding(..., sparse=False)",
+                hint="a plan needs dense tensors, as of nn.Embedding(..., sparse=False)",
             )
         return self.owners.setdefault(_compat.storage_key(tensor), i)
 

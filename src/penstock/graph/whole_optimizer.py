@@ -33,10 +33,14 @@ _alone = threading.RLock()  # modules may be shared by the threads of a process
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WholeOptimizer:
-    """An optimizer and the module whose parameters it was made from."""
+    """An optimizer and the module whose parameters it was made from.
+
+    hooked:   a parameter on whose gradient it has put a hook; empty if there is none.
+    """
 
     optimizer: Optimizer
     model: nn.Module
+    hooked: str = ""
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -150,7 +154,7 @@ def _names(code: CodeType) -> set[str]:
 
 
 def _made(job: Job, model: nn.Module) -> WholeOptimizer:
-    hooked = [p for p in model.parameters() if _compat.has_gradient_hook(p)]
+    before = {p: _compat.num_gradient_hooks(p) for p in model.parameters()}
     try:
         optimizer = job.optimizer(Parameters(model.named_parameters()))
         if job.average is not None and isinstance(cast("object", optimizer), Optimizer):
@@ -164,13 +168,9 @@ def _made(job: Job, model: nn.Module) -> WholeOptimizer:
     for one in {id(each): each for each in (*parts_of(optimizer), optimizer)}.values():
         _check(one)
         _compat.give_hooks(one)
-    for name, parameter in model.named_parameters():
-        if _compat.has_gradient_hook(parameter) and all(parameter is not p for p in hooked):
-            message = f"the job's optimizer puts a hook on the gradient of {name}"
-            raise JobError(
-                message, hint="let it update in its step, or train without a plan: eager=True"
-            )
-    return WholeOptimizer(optimizer, model)
+    named = model.named_parameters()
+    hooked = (name for name, p in named if _compat.num_gradient_hooks(p) > before.get(p, 0))
+    return WholeOptimizer(optimizer, model, next(hooked, ""))
 
 
 def _check(optimizer: object) -> None:

@@ -225,8 +225,7 @@ class Plain:
         """Return what the optimizer holds, by "optimizer/NAME/KEY"."""
         tensors: dict[str, Tensor] = {}
         plain: dict[str, object] = {}
-        trainable = {name: p for name, p in self.parameters.items() if p.requires_grad}
-        put_state(self.optimizer, trainable, tensors, plain)
+        put_state(self.optimizer, self.parameters, tensors, plain)
         tensors |= {LEFT.format(name): left.to_dense() for name, left in self.left.items()}
         return tensors, plain
 

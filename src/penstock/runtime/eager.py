@@ -31,7 +31,7 @@ from penstock.errors import AloneError, CheckpointError, JobError, PenstockError
 from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.contents import own, seen
 from penstock.graph.functional import where
-from penstock.graph.lasting import lasting_buffers
+from penstock.graph.lasting import is_dense, lasting_buffers
 from penstock.graph.precision import cast_weights
 from penstock.graph.trace import build_model, loss_and_figures, newest_beside
 from penstock.graph.waiting import nearby
@@ -59,7 +59,7 @@ from penstock.state.laws.buffers import Laws, buffer_laws
 from penstock.state.laws.norms import ALONE, as_often
 from penstock.state.loss_scale import LEAST, LossScale
 from penstock.state.optimizer.clearing import clear
-from penstock.state.optimizer.optimizer import Optimizers, eager_updates
+from penstock.state.optimizer.optimizer import Optimizers, eager_updates, hooks_a_gradient
 from penstock.state.python_state import (
     chance,
     is_moved,
@@ -260,7 +260,8 @@ def _trained(task: EagerTask) -> nn.Module:
     Raises:   CheckpointError: no checkpoint holds all that the optimizer keeps.
     """
     model = nearby(build_model(task.job))
-    if task.resume is not None and not task.forgets:
+    goes_on = task.resume is not None and not task.forgets
+    if goes_on and not hooks_a_gradient(task.job, model):  # what those keep, whole steps have shown
         trained = [name for name, p in model.named_parameters() if p.requires_grad]
         Optimizers(task.job, model, trained).may_resume()
     return model if newest_beside(model) is model else nearby(build_model(task.job))
@@ -499,7 +500,8 @@ class EagerRank:
     def held(self) -> dict[str, Tensor]:
         """Return weights and buffers by key, also the caches that forward has filled."""
         weights = {f"weights/{name}": value for name, value in self.model.named_parameters()}
-        return weights | {f"buffers/{name}": value for name, value in self.model.named_buffers()}
+        buffers = ((name, value) for name, value in self.model.named_buffers() if is_dense(value))
+        return weights | {f"buffers/{name}": value for name, value in buffers}
 
     def _load(self, state: checkpoint.Checkpoint, step: int) -> None:
         """Go on from a checkpoint: what acts by itself comes to `step` first, then all is put back.

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from penstock.checkpoints import checkpoint
 from penstock.errors import CheckpointError, JobError
 from penstock.graph.composed import AVERAGE, averaged
+from penstock.graph.lasting import is_dense
 from penstock.job import Job
 from penstock.state.python_state import EXTRA, extra_key, take_extra, with_extra
 from penstock.state.values import OddError, Plain, Tensors, put_value
@@ -122,7 +123,7 @@ def _pairs(model: nn.Module, tensors: Mapping[str, Tensor]) -> list[tuple[Tensor
     Raises:   CheckpointError: a key is missing, too much or of another shape.
     """
     own = {f"weights/{name}": value for name, value in model.named_parameters()}
-    own |= {f"buffers/{name}": value for name, value in model.named_buffers()}
+    own |= {f"buffers/{name}": b for name, b in model.named_buffers() if is_dense(b)}
     saved = {key for key in tensors if key.startswith(("weights/", "buffers/"))}
     saved -= {key for key in saved if key.startswith(f"buffers/{CARRY}.")}
     fleeting = _fleeting(model)

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 
 from torch import Tensor, nn
 
+from penstock import _compat
 from penstock.errors import CheckpointError, JobError
 from penstock.graph.graph import Graph
 from penstock.graph.parts import key_in
@@ -97,7 +98,7 @@ class Optimizers:
 
     def _whole(self) -> WholeOptimizer:
         if self.whole is None:
-            self.whole = whole_optimizer(self.job, self.model)
+            self.whole = _without_hooks(whole_optimizer(self.job, self.model))
             if self.job.scheduler is not None and self.schedule is None:
                 self.schedule = JobScheduler(self.job, self.whole.optimizer)
         return self.whole
@@ -165,6 +166,7 @@ def undividable(job: Job, capture: Capture) -> str | None:
     Raises:   JobError: it is not one, fails, or a second one behaves differently from the first.
     """
     asked = job, capture.model, _reached(capture.graph)
+    _without_hooks(whole_optimizer(*asked[:2]))
     reason = None if tried("divided", *asked) is None else tried("lent", *asked)
     whole = whole_optimizer(*asked[:2]).optimizer
     if reason is None and (place := hook_with_module(whole, objects=True)):
@@ -179,6 +181,26 @@ def takes_sparse(job: Job, model: nn.Module) -> str:
     Traced steps have dense ones, and replicas sum them so.
     """
     return next(iter(sparse_in(whole_optimizer(job, model)).values()), "")
+
+
+def hooks_a_gradient(job: Job, model: nn.Module) -> str:
+    """Return a parameter on whose gradient the optimizer puts a hook, as one does that updates
+    while gradients are computed; empty: none.
+    """
+    with _compat.without_new_gradient_hooks(model):
+        return whole_optimizer(job, model).hooked
+
+
+def _without_hooks(whole: WholeOptimizer) -> WholeOptimizer:
+    """Return an optimizer that puts no hooks on gradients: a traced step calls none.
+
+    Raises:   JobError: it names a parameter.
+    """
+    if not whole.hooked:
+        return whole
+    message = f"the job's optimizer puts a hook on the gradient of {whole.hooked}"
+    hint = "let it update in its step, or train without a plan: eager=True"
+    raise JobError(message, hint=hint)
 
 
 def remembers(job: Job, model: nn.Module) -> str | None:

@@ -197,8 +197,7 @@ class Updates:
 
         Raises:   CheckpointError: it holds something that cannot be saved.
         """
-        trainable = {name: p for name, p in self.parameters.items() if p.requires_grad}
-        put_state(self.optimizer, trainable, tensors, plain)
+        put_state(self.optimizer, self.parameters, tensors, plain)  # also of who learns again later
         if self.own is not None:
             self.own.put(self.rates.changed(), tensors, plain)
         if self.clearing is not None:
@@ -211,7 +210,7 @@ class Updates:
 
         Raises:   CheckpointError: it holds something that cannot be saved.
         """
-        some = {n: p for n, p in self.parameters.items() if n in names and p.requires_grad}
+        some = {n: p for n, p in self.parameters.items() if n in names}
         put_state(self.optimizer, some, tensors, plain)
         if self.clearing is not None:
             self.clearing.put(tensors, names)
