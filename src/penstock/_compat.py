@@ -489,10 +489,12 @@ def without_new_gradient_hooks(model: torch.nn.Module) -> Generator[None]:
     kinds = "_backward_hooks", "_post_accumulate_grad_hooks"
     places = [(p, kind) for p in model.parameters() for kind in kinds]
     before = [set(getattr(p, kind) or ()) for p, kind in places]
-    yield
-    for (parameter, kind), old in zip(places, before, strict=True):
-        for number in {*(getattr(parameter, kind) or ())} - old:
-            del getattr(parameter, kind)[number]
+    try:
+        yield
+    finally:
+        for (parameter, kind), old in zip(places, before, strict=True):
+            for number in {*(getattr(parameter, kind) or ())} - old:
+                del getattr(parameter, kind)[number]
 
 
 def hooks_of(module: torch.nn.Module) -> tuple[int, ...]:

@@ -184,8 +184,9 @@ def takes_sparse(job: Job, model: nn.Module) -> str:
 
 
 def hooks_a_gradient(job: Job, model: nn.Module) -> str:
-    """Return a parameter on whose gradient the optimizer puts a hook, as one does that updates
-    while gradients are computed; empty: none.
+    """Return a parameter on whose gradient the optimizer puts a hook; empty: there is none.
+
+    So does one that updates while gradients are computed.
     """
     with _compat.without_new_gradient_hooks(model):
         return whole_optimizer(job, model).hooked
