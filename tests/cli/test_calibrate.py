@@ -11,7 +11,7 @@ from penstock.cli.calibrate import document, measured, shares, words
 from penstock.cluster import Cluster
 from penstock.device import here
 from penstock.gauge import calibrate
-from penstock.gauge.calibrate import Calibrated, OpTask, calibrated, tasks_on
+from penstock.gauge.calibrate import Calibrated, OpTask, calibrated, rates_by_turns, tasks_on
 from penstock.gauge.links import Overlapped, Probe, Timing
 from tests.cli.conftest import Call
 
@@ -60,18 +60,40 @@ def test_a_task_twice_as_long_has_half_the_rate(monkeypatch: pytest.MonkeyPatch)
             now[0] += seconds
 
         task = OpTask("a task", "bytes/s", run, 100.0)
-        return calibrate._rate(task, here(), 1.0).value
+        (found,) = rates_by_turns([task], here(), 1.0)
+        return found.value
 
     assert rate(0.01) == pytest.approx(2 * rate(0.02)) == pytest.approx(1e4)
+
+
+def test_what_disturbs_the_machine_for_a_while_disturbs_all_alike(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By a clock that goes three times as fast for a while."""
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+    def run() -> None:
+        now[0] += 0.03 if 1.0 < now[0] < 6.0 else 0.01
+
+    tasks = [OpTask(f"task {n}", "FLOP/s", run, 100.0) for n in range(5)]
+    found = rates_by_turns(tasks, here(), 2.0)
+    assert [rate.value for rate in found] == pytest.approx([1e4] * 5)
+    assert [rate.low for rate in found] == pytest.approx([1e4 / 3] * 5)
+
+
+def test_no_class_of_ops_is_above_the_peak() -> None:
+    assert max(shares(RATES).values()) == 1
 
 
 def test_the_device_has_the_peaks_that_were_measured() -> None:
     found = measured(Cluster.here(2), RATES, PROBE.link)
     (device,) = found.devices
-    assert device.flop_per_s == (("float32", 1e10),)
+    assert device.flop_per_s == (("float32", 3e10),)  # of attention, here
     assert device.memory_bytes_per_s == 7e10  # of the copy
     assert found.inside == PROBE.link
-    assert shares(RATES)["attention"] == pytest.approx(3.0)
+    assert shares(RATES)["attention"] == 1
+    assert shares(RATES)["convolution"] == pytest.approx(2 / 3)
     assert shares(RATES)["reduction"] == pytest.approx(4 / 7)
     assert "launch" not in shares(RATES)
 
@@ -97,7 +119,7 @@ def test_command_writes_a_cluster(
     monkeypatch.setattr(command, "_link", lambda: PROBE)
     out = tmp_path / "here.toml"
     document = json.loads(call("doctor", "--calibrate", "--out", out, "--json").out)
-    assert document["flop_per_s"] == {"float32": 1e10}
+    assert document["flop_per_s"] == {"float32": 3e10}
     assert Cluster.load(out).devices[0].memory_bytes_per_s == 7e10
 
 

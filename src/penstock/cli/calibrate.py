@@ -58,28 +58,45 @@ def _link() -> "Probe | None":
 def measured(cluster: Cluster, rates: "Sequence[Calibrated]", link: Link | None) -> Cluster:
     """Return `cluster` with the peaks of its device and the link as they were measured.
 
-    The peak of FLOP/s is the best product's, that of memory the best of copies and sums.
+    The peak of FLOP/s is that of the class of ops that reaches most, of memory likewise.
     """
     kind = cluster.devices[0]
-    found = {rate.what: rate.value for rate in rates}
-    products = tuple(
-        (name.removeprefix("product "), float(f"{value:.3g}"))
-        for name, value in found.items()
-        if name.startswith("product ")
-    )
-    moved = max(found["copy"], found["element-wise"], found["reduction"])
+    products = {
+        rate.what.removeprefix("product "): rate.value
+        for rate in rates
+        if rate.what.startswith("product ")
+    }
+    computed, moved = peaks(rates)
+    products["float32"] = computed
     device: DeviceKind = replace(
-        kind, flop_per_s=products, memory_bytes_per_s=float(f"{moved:.3g}")
+        kind,
+        flop_per_s=tuple((name, float(f"{value:.3g}")) for name, value in products.items()),
+        memory_bytes_per_s=float(f"{moved:.3g}"),
     )
     inside = cluster.inside if link is None else link
     return replace(cluster, devices=(device, *cluster.devices[1:]), inside=inside)
 
 
+class Peaks(NamedTuple):
+    """What a device reaches at best, in float32 and in bytes read and written."""
+
+    flop_per_s: float
+    bytes_per_s: float
+
+
+def peaks(rates: "Sequence[Calibrated]") -> Peaks:
+    """Return the most of all classes of ops: a convolution may take fewer products than counted."""
+    computed = (r.value for r in rates if r.unit == "FLOP/s" and not _is_of_16_bits(r.what))
+    return Peaks(max(computed), max(r.value for r in rates if r.unit == "bytes/s"))
+
+
+def _is_of_16_bits(what: str) -> bool:
+    return what.endswith("16")
+
+
 def shares(rates: "Sequence[Calibrated]") -> dict[str, float]:
     """Return the part of its peak that each class of ops reaches."""
-    found = {rate.what: rate.value for rate in rates}
-    peak = found["product float32"]
-    memory = max(found["copy"], found["element-wise"], found["reduction"])
+    peak, memory = peaks(rates)
     return {
         rate.what: rate.value / (peak if rate.unit == "FLOP/s" else memory)
         for rate in rates

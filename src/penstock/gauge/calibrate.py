@@ -5,11 +5,12 @@
     copy
     launch                               seconds of an op that has little to do
 
-Each task runs alone on this device, in rounds of a tenth of a second or so.
+Each task runs alone on this device, in rounds of a tenth of a second or so; all take turns, so that
+what disturbs the machine for a while disturbs them alike.
 """
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 import torch
@@ -53,7 +54,7 @@ def calibrated(budget_s: float) -> tuple[Calibrated, ...]:
     """
     device = here()
     tasks = tuple(tasks_on(device))
-    return tuple(_rate(task, device, budget_s / len(tasks)) for task in tasks)
+    return rates_by_turns(tasks, device, budget_s / len(tasks))
 
 
 def tasks_on(device: Device) -> Iterator[OpTask]:
@@ -93,17 +94,39 @@ def tasks_on(device: Device) -> Iterator[OpTask]:
     yield OpTask("launch", "s", lambda: [small.add_(1.0) for _ in range(_CALLS)], _CALLS)
 
 
-def _rate(task: OpTask, device: Device, budget_s: float) -> Calibrated:
+def rates_by_turns(
+    tasks: Sequence[OpTask], device: Device, budget_s: float
+) -> tuple[Calibrated, ...]:
+    """Return the rates of tasks that take turns, each in about `budget_s` seconds."""
+    sizes = [_round_of(task, device, budget_s) for task in tasks]
+    took = tuple(list[float]() for _ in tasks)
+    for number in range(max(size.rounds for size in sizes)):
+        for task, size, seconds in zip(tasks, sizes, took, strict=True):
+            if number < size.rounds:
+                seconds.append(_seconds(task, device, size.times) / size.times)
+    return tuple(map(_rate, tasks, took))
+
+
+class _Round(NamedTuple):
+    """How often a task runs in a round, and how many rounds it has."""
+
+    times: int
+    rounds: int
+
+
+def _round_of(task: OpTask, device: Device, budget_s: float) -> _Round:
     once_s = _seconds(task, device, 1)
     once_s = min(once_s, _seconds(task, device, 1))  # the first one compiles or fills caches
     times = max(1, round(_ROUND_S / once_s))
     least, most = _ROUNDS
-    rounds = min(most, max(least, int(budget_s / (times * once_s))))
-    took = [_seconds(task, device, times) / times for _ in range(rounds)]
+    return _Round(times, min(most, max(least, int(budget_s / (times * once_s)))))
+
+
+def _rate(task: OpTask, took: Sequence[float]) -> Calibrated:
     rates = [each / task.amount if task.unit == "s" else task.amount / each for each in took]
     tenths = statistics.quantiles(rates, n=10)
     low, high = max(tenths[0], min(rates)), min(tenths[-1], max(rates))
-    return Calibrated(task.what, task.unit, statistics.median(rates), low, high, rounds)
+    return Calibrated(task.what, task.unit, statistics.median(rates), low, high, len(rates))
 
 
 def _seconds(task: OpTask, device: Device, times: int) -> float:
