@@ -77,17 +77,17 @@ def measured(cluster: Cluster, rates: "Sequence[Calibrated]", link: Link | None)
     return replace(cluster, devices=(device, *cluster.devices[1:]), inside=inside)
 
 
-class Peaks(NamedTuple):
+class BestRates(NamedTuple):
     """What a device reaches at best, in float32 and in bytes read and written."""
 
     flop_per_s: float
     bytes_per_s: float
 
 
-def peaks(rates: "Sequence[Calibrated]") -> Peaks:
+def peaks(rates: "Sequence[Calibrated]") -> BestRates:
     """Return the most of all classes of ops: a convolution may take fewer products than counted."""
     computed = (r.value for r in rates if r.unit == "FLOP/s" and not _is_of_16_bits(r.what))
-    return Peaks(max(computed), max(r.value for r in rates if r.unit == "bytes/s"))
+    return BestRates(max(computed), max(r.value for r in rates if r.unit == "bytes/s"))
 
 
 def _is_of_16_bits(what: str) -> bool:

@@ -107,19 +107,19 @@ def rates_by_turns(
     return tuple(map(_rate, tasks, took))
 
 
-class _Round(NamedTuple):
+class _TaskRounds(NamedTuple):
     """How often a task runs in a round, and how many rounds it has."""
 
     times: int
     rounds: int
 
 
-def _round_of(task: OpTask, device: Device, budget_s: float) -> _Round:
+def _round_of(task: OpTask, device: Device, budget_s: float) -> _TaskRounds:
     once_s = _seconds(task, device, 1)
     once_s = min(once_s, _seconds(task, device, 1))  # the first one compiles or fills caches
     times = max(1, round(_ROUND_S / once_s))
     least, most = _ROUNDS
-    return _Round(times, min(most, max(least, int(budget_s / (times * once_s)))))
+    return _TaskRounds(times, min(most, max(least, int(budget_s / (times * once_s)))))
 
 
 def _rate(task: OpTask, took: Sequence[float]) -> Calibrated:
