@@ -10,7 +10,7 @@ import weakref
 import numpy as np
 import torch
 import torch.distributed as dist
-from small import WIDTH, deep, pairs, sgd, squares
+from small import WIDTH, Heads, deep, pairs, sgd, squares
 from torch import nn
 from torch.nn import functional as F
 
@@ -52,20 +52,11 @@ def world_size_in_loss() -> ps.Job:
 def heads_by_task() -> ps.Job:
     """Three heads by a number in the batch; AdamW, so a head without a gradient must not decay."""
 
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body = deep(3, outputs=8)
-            self.heads = nn.ModuleList(nn.Linear(8, 4) for _ in range(3))
-
-        def forward(self, x, task):
-            return self.heads[task](self.body(x).tanh())
-
     def data(start):
         for i, (x, y) in enumerate(pairs(start), start):
             yield x, y, (0 if i < 8 else (i // 4) % 3)
 
-    return _job(Net, lambda m, b: F.mse_loss(m(b[0], b[2]), b[1]), data, optimizer=_adamw)
+    return _job(Heads, lambda m, b: F.mse_loss(m(b[0], b[2]), b[1]), data, optimizer=_adamw)
 
 
 def heads_by_task_zeros() -> ps.Job:

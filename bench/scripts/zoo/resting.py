@@ -6,7 +6,7 @@ Equal all; refused is `adjacency_put_anew`, and a resume of those that step in b
 import itertools
 
 import torch
-from small import WIDTH, deep, entropy, pairs, sgd, squares
+from small import WIDTH, Heads, deep, entropy, pairs, sgd, squares
 from torch import nn
 from torch.nn import functional as F
 
@@ -172,21 +172,12 @@ def loss_freezes_and_thaws() -> ps.Job:
 def heads_rest() -> ps.Job:
     """Heads by the step: one has no gradient for some steps and keeps its momentum."""
 
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body = deep(3, outputs=8)
-            self.heads = nn.ModuleList(nn.Linear(8, 4) for _ in range(3))
-
-        def forward(self, x, task):
-            return self.heads[task](self.body(x).tanh())
-
     def data(start):
         for i, (x, y) in enumerate(pairs(start), start):
             yield x, y, (i // 8) % 3
 
     return ps.Job(
-        Net,
+        Heads,
         lambda m, b: nn.functional.mse_loss(m(b[0], b[2]), b[1]),
         data,
         lambda w: torch.optim.AdamW(w, lr=1e-2),

@@ -14,6 +14,18 @@ def deep(depth: int = 4, inputs: int = WIDTH, outputs: int = 4) -> nn.Sequential
     return nn.Sequential(*layers, nn.Linear(WIDTH, outputs))
 
 
+class Heads(nn.Module):
+    """Three heads, of which a number in the batch names one."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = deep(3, outputs=8)
+        self.heads = nn.ModuleList(nn.Linear(8, 4) for _ in range(3))
+
+    def forward(self, x, task):
+        return self.heads[task](self.body(x).tanh())
+
+
 def pair(index: int, inputs: int = WIDTH, outputs: int = 4, rows: int = 4):
     """Inputs and targets that are a function of the index alone."""
     source = torch.Generator().manual_seed(index)

@@ -86,12 +86,8 @@ class BestRates(NamedTuple):
 
 def peaks(rates: "Sequence[Calibrated]") -> BestRates:
     """Return the most of all classes of ops: a convolution may take fewer products than counted."""
-    computed = (r.value for r in rates if r.unit == "FLOP/s" and not _is_of_16_bits(r.what))
+    computed = (r.value for r in rates if r.unit == "FLOP/s" and not r.what.endswith("bfloat16"))
     return BestRates(max(computed), max(r.value for r in rates if r.unit == "bytes/s"))
-
-
-def _is_of_16_bits(what: str) -> bool:
-    return what.endswith("16")
 
 
 def shares(rates: "Sequence[Calibrated]") -> dict[str, float]:
