@@ -18,6 +18,8 @@ ROOMS = (
     "sums",
     "routes",
     "errors",
+    "extras",
+    "minima",
     "referee",
     "device",
     "files",

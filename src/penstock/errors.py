@@ -33,6 +33,10 @@ class JobError(PenstockError):
     """A job that cannot be found, built or used."""
 
 
+class ExtraError(PenstockError):
+    """A package that what is asked for needs, and that is not installed."""
+
+
 class StoreError(PenstockError):
     """A store that has no such objects, does not answer, or answers with something else."""
 

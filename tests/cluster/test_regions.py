@@ -4,11 +4,12 @@ import math
 from itertools import combinations, pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cluster import Cluster, DeviceKind, Host, HostPair, Link
-from penstock.cluster.regions import alike, regions, regions_of, seconds_per_byte
+from penstock.cluster.regions import _merges, alike, regions, regions_of, seconds_per_byte
 
 
 @st.composite
@@ -80,3 +81,14 @@ def test_regions_of_a_cluster_are_those_of_its_links_not_of_its_names():
     cluster = Cluster((kind,), hosts, inside=fast, between=fast, pairs=pairs)
     assert regions_of(cluster) == ((0, 2), (1, 3))
     assert regions_of(Cluster((kind,), hosts, inside=fast, between=fast)) == ((0, 1, 2, 3),)
+
+
+@given(st.integers(2, 12), st.integers(0, 10**6))
+def test_groups_are_joined_as_scipy_joins_them(count, seed):
+    hierarchy = pytest.importorskip("scipy.cluster.hierarchy", reason="an extra: penstock[solvers]")
+    pairs = [*combinations(range(count), 2)]
+    row = np.random.default_rng(seed).normal(size=len(pairs))
+    told = hierarchy.linkage(row - row.min(), "average")
+    merges = _merges(count, dict(zip(pairs, row.tolist(), strict=True)))
+    assert [(a, b) for a, b, _ in merges] == [(int(a), int(b)) for a, b, *_ in told]
+    assert [height for *_, height in merges] == pytest.approx(told[:, 2].tolist())

@@ -20,11 +20,17 @@ from penstock.cli.links import links
 from penstock.cli.sums_beside import overlap
 from penstock.cluster.machine import HERE, cpu_name, detect
 from penstock.errors import ClusterError
+from penstock.extras import has, hint_of
 from penstock.files import cache_folder
 from penstock.units import GiB, format_bytes
 
 State = Literal["ok", "missing", "note"]  # without what is missing, nothing trains here
-LIBRARIES = ("numpy", "numba", "scipy", "typer", "rich", "safetensors", "fsspec", "msgspec")
+LIBRARIES = ("numpy", "typer", "rich", "safetensors", "fsspec", "msgspec")
+EXTRAS = {  # what is done without a package, and the extra that brings it
+    "numba": ("loops of a search run as Python", "fast"),
+    "scipy": ("no exact schedules, no repeats of parts of a stage", "solvers"),
+    "scikit-learn": ("no predictions by a regression on features", "solvers"),
+}
 _OLDEST_PYTHON, _OLDEST_TORCH = (3, 11), (2, 11)
 
 
@@ -134,6 +140,11 @@ def _versions() -> Iterator[Finding]:
             yield Finding(name, "ok", importlib.metadata.version(name))
         except importlib.metadata.PackageNotFoundError:
             yield Finding(name, "missing", "not installed", f"pip install {name}")
+    for name, (without, extra) in EXTRAS.items():
+        try:
+            yield Finding(name, "ok", importlib.metadata.version(name))
+        except importlib.metadata.PackageNotFoundError:
+            yield Finding(name, "note", f"not installed: {without}", hint_of(extra))
 
 
 def _torch() -> Iterator[Finding]:
@@ -239,7 +250,8 @@ def _places() -> Iterator[Finding]:
         yield Finding("profiles", "note", "no home folder", "set XDG_CACHE_HOME to keep profiles")
     else:
         yield _place("profiles", cache, "set XDG_CACHE_HOME, or each run measures again", "note")
-    yield _numba()
+    if has("numba"):
+        yield _numba()
 
 
 def _place(what: str, folder: Path, hint: str, otherwise: State) -> Finding:

@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import combinations, pairwise, permutations
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,13 +77,20 @@ class _Merge(NamedTuple):
 
 def _merges(count: int, apart: Mapping[tuple[int, int], float]) -> list[_Merge]:
     """Return the merges of groups, the nearest first, by mean distance (UPGMA)."""
-    if count < 2:
-        return []
-    from scipy.cluster import hierarchy  # pyright: ignore  - no types; loading it takes a while
-
-    row = np.array([apart[pair] for pair in combinations(range(count), 2)])
-    made = cast("NDArray[Any]", hierarchy.linkage(row - row.min(), "average"))  # pyright: ignore
-    return [_Merge(int(a), int(b), float(height)) for a, b, height, _ in made.tolist()]
+    least = min(apart.values(), default=0.0)
+    between = np.full((count, count), np.inf)
+    for (a, b), distance in apart.items():
+        between[a, b] = between[b, a] = distance - least
+    numbers, sizes, found = list(range(count)), np.ones(count), list[_Merge]()
+    for number in range(count, 2 * count - 1):
+        a, b = sorted(divmod(int(np.argmin(between)), count))
+        first, second = sorted((numbers[a], numbers[b]))
+        found.append(_Merge(first, second, float(between[a, b])))
+        mean = (sizes[a] * between[a] + sizes[b] * between[b]) / (sizes[a] + sizes[b])
+        between[a], between[:, a] = mean, mean
+        between[a, a], between[b], between[:, b] = np.inf, np.inf, np.inf
+        numbers[a], sizes[a] = number, sizes[a] + sizes[b]
+    return found
 
 
 def _after(count: int, merges: Sequence[_Merge]) -> Groups:

@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-from scipy.optimize import least_squares  # pyright: ignore  - scipy has no types
 
 from penstock.estimate.priors import Prior, Quantity, priors, values_of, z_of
 from penstock.estimate.work_terms import Floats, Terms
+from penstock.extras import need
 
 Function = Callable[[Floats], Floats]
 
@@ -120,6 +120,9 @@ def _soft(errors: Floats) -> tuple[Floats, Floats]:
 
 def _least(misfits: Function, start: Floats, slopes: Function) -> Floats:
     """Return where the sum of squares is least."""
+    need("scipy", "solvers", "a fit of constants")
+    from scipy.optimize import least_squares  # pyright: ignore  - no types; loading it takes a while
+
     found = cast("Any", least_squares)(misfits, start, slopes, max_nfev=_ROUNDS)
     return cast("Floats", found.x)
 

@@ -21,12 +21,13 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 import numpy as np
 
 from penstock.errors import EstimateError
 from penstock.files import Json, read_json
+from penstock.minima import least_squares
 from penstock.profile.noise import steps_needed
 
 
@@ -158,14 +159,10 @@ def phases(told: Sequence[Phase], scale: float | None = None) -> Phases:
         message = f"{len(told)} runs of one kind tell nothing of ranks and batch"
         raise EstimateError(message, hint="give runs with two numbers of ranks, or two batches")
     scale = noise_scale(told) if scale is None else scale
-    from sklearn.linear_model import LinearRegression  # pyright: ignore - no types
-
     copies = [(one, one.ranks / one.copy_ranks) for one in told]
     rows = np.array([[1.0, one.batch / count, (count - 1) / count] for one, count in copies])
     system = rows / np.array([one.step_s for one in told])[:, None]
-    model: Any = LinearRegression(positive=True, fit_intercept=False)
-    found = cast("Sequence[float]", model.fit(system, np.ones(len(told))).coef_)
-    a, b, c = (float(each) for each in found)
+    a, b, c = least_squares(system, np.ones(len(told)), 0.0, math.inf).tolist()
     return Phases(a, b, c, scale, told[0].copy_ranks)
 
 

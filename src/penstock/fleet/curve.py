@@ -8,11 +8,14 @@ for it is nearest to what follows.
 Ignores:  rates that change, and whatever else bends a curve later: a first guess, no promise.
 """
 
+import math
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from penstock.minima import least_between, least_squares
 
 _POWERS: list[float] = np.geomspace(0.05, 4.0, 16).tolist()
 _FEWEST = 8  # points
@@ -31,8 +34,6 @@ def steps_to(points: Sequence[LossPoint], target: float) -> float | None:
 
     None where too few points are known, or the curve does not come down so far.
     """
-    from scipy.optimize import minimize_scalar  # pyright: ignore  - no types; loading it takes a while
-
     if len(points) < _FEWEST:
         return None
     at = np.array([one.steps for one in points])
@@ -47,7 +48,7 @@ def steps_to(points: Sequence[LossPoint], target: float) -> float | None:
 
     rough = int(np.argmin([off(power) for power in _POWERS]))
     near = _POWERS[max(0, rough - 1)], _POWERS[min(len(_POWERS) - 1, rough + 1)]
-    power = float(minimize_scalar(off, bounds=near, method="bounded").x)  # pyright: ignore
+    power = least_between(off, *near)
     floor, scale = _fitted((at + 1.0) ** -power, losses, weights)
     if scale <= 0 or target <= floor:
         return None
@@ -58,8 +59,6 @@ def _fitted(
     falls: NDArray[np.float64], losses: NDArray[np.float64], weights: NDArray[np.float64]
 ) -> tuple[float, float]:
     """Return the floor and the scale, neither below 0, that fit best."""
-    from scipy.optimize import nnls  # pyright: ignore  - no types; loading it takes a while
-
     rows = np.stack([np.ones_like(falls), falls], axis=1) * weights[:, None]
-    found = cast("NDArray[np.float64]", nnls(rows, losses * weights)[0])
-    return float(found[0]), float(found[1])
+    floor, scale = least_squares(rows, losses * weights, 0.0, math.inf).tolist()
+    return floor, scale

@@ -19,13 +19,15 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import EstimateError
+from penstock.extras import need
 from penstock.fleet.measurement import Measurement, Named
+from penstock.minima import least_squares
 
 Floats: TypeAlias = NDArray[np.float64]
 Rest: TypeAlias = Literal["none", "gaussian process", "trees"]
@@ -234,15 +236,12 @@ def _constants(terms: Floats, seconds: Floats, ridge: float) -> Floats:
 
     Each is drawn to 0 by its share of the seconds, `ridge` times as strongly as all rows together.
     """
-    from sklearn.linear_model import LinearRegression  # pyright: ignore - no types
-
     rows = terms / seconds[:, None]
     scale = np.maximum(rows.mean(0), 1e-30)
     force = ridge * math.sqrt(len(rows)) * np.eye(len(scale))
     system = np.concatenate([rows / scale, force])
     wanted = np.concatenate([np.ones(len(rows)), np.zeros(len(scale))])
-    model: Any = LinearRegression(positive=True, fit_intercept=False)
-    return cast("Floats", model.fit(system, wanted).coef_) / scale
+    return least_squares(system, wanted, 0.0, math.inf) / scale
 
 
 def _factors(rows: Sequence[Measurement], rest: Floats) -> dict[str, float]:
@@ -260,6 +259,7 @@ def _regression(
     rows: Sequence[Measurement], rest: Floats, how: Rest
 ) -> Callable[[Sequence[Measurement]], Floats]:
     """Return the regression of the rest of the logarithm of seconds on the features."""
+    need("sklearn", "solvers", "a regression on features")
     values = _features(rows)
     centre, spread = values.mean(0), np.maximum(values.std(0), 1e-9)
     model: Any

@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from penstock.errors import FleetError
+from penstock.extras import need
 from penstock.fleet.csv_rows import read_cells
 from penstock.fleet.market import DAY_S, HOUR_S, Floats, Market, MarketPool
 
@@ -200,6 +201,7 @@ def _bathtub(lives: Lifetimes) -> LifeLaw:
 
 
 def _least(function: Callable[[Floats], float], start: Floats) -> Floats:
+    need("scipy", "solvers", "a law of lifetimes")
     from scipy.optimize import minimize  # pyright: ignore  - no types; loading it takes a while
 
     least = cast(Any, minimize)

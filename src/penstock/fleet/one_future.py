@@ -14,19 +14,14 @@ from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from numba import types
 from numpy.typing import NDArray
 
+from penstock.schedule.as_python import MACHINE_LOOPS
 from penstock.schedule.compiled import kept
 
 Floats: TypeAlias = NDArray[np.float64]
 
 Policy: TypeAlias = Callable[[Floats, Floats, Floats, Floats, Floats], None]
-
-_REAL: Any = types.float64
-_VECTOR: Any = _REAL[::1]
-_TABLE: Any = _REAL[:, ::1]
-SEEN: Any = types.void(_VECTOR, _TABLE, _VECTOR, _VECTOR, _TABLE)
 
 # What a policy sees of the job: view[...]
 (
@@ -379,11 +374,14 @@ def play(  # long: one loop over events, whose state would else be handed about
 def player() -> Callable[[Policy, Floats, Offers, JobRules, Floats, Floats], Floats]:
     """Return `play` compiled once for all compiled policies."""
     made: Any = kept(play, nogil=True)
-    offers = types.NamedTuple(
-        (*(_VECTOR, _TABLE, _TABLE, _TABLE, _TABLE, _VECTOR, _VECTOR), _REAL), Offers
-    )
-    rules = types.NamedUniTuple(_REAL, len(JobRules._fields), JobRules)
-    made.compile((types.FunctionType(SEEN), _VECTOR, offers, rules, _VECTOR, _TABLE))
+    if not isinstance(made, MACHINE_LOOPS):
+        return made
+    from numba import types
+
+    real, vector, table = _types()
+    offers = types.NamedTuple((*(vector, table, table, table, table, vector, vector), real), Offers)
+    rules = types.NamedUniTuple(real, len(JobRules._fields), JobRules)
+    made.compile((types.FunctionType(_seen()), vector, offers, rules, vector, table))
     made.disable_compile()
     return made
 
@@ -391,6 +389,23 @@ def player() -> Callable[[Policy, Floats, Offers, JobRules, Floats, Floats], Flo
 def ruled_by(function: Policy) -> Policy:
     """Return a policy compiled; its machine code is kept on disk if it can be."""
     made: Any = kept(function)
-    made.compile(SEEN.args)
-    made.disable_compile()
+    if isinstance(made, MACHINE_LOOPS):
+        made.compile(_seen().args)
+        made.disable_compile()
     return made
+
+
+def _seen() -> Any:
+    """Return the type of a policy, as numba writes it."""
+    from numba import types
+
+    _, vector, table = _types()
+    return types.void(vector, table, vector, vector, table)
+
+
+def _types() -> tuple[Any, Any, Any]:
+    """Return the types of a number, a row of numbers and a table, as numba writes them."""
+    from numba import types
+
+    real: Any = types.float64
+    return real, real[::1], real[:, ::1]

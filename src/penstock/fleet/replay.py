@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numba.core.dispatcher import Dispatcher
 
 from penstock.errors import FleetError
 from penstock.fleet import one_future
@@ -18,6 +17,7 @@ from penstock.fleet.job_work import FleetJob
 from penstock.fleet.loss_rate import every_s_of, is_warned
 from penstock.fleet.market import DAY_S, HOUR_S, Market
 from penstock.fleet.one_future import Floats, JobRules, Offers, Policy, play, player
+from penstock.schedule.as_python import LOOPS
 
 _MOST_ROWS = 20_000  # of a timeline
 _MOST_DEADLINE_S = 3653 * DAY_S
@@ -81,8 +81,7 @@ def replay(
     offers = offers_of(market)
     rules, args = rules_of(market, job, deadline_s, tick_s), args_of(ruler, job)
     rows = np.zeros((_MOST_ROWS if with_timeline else 0, one_future.TIMELINE))
-    is_compiled = isinstance(ruler.policy, Dispatcher)  # pyright: ignore[reportUnknownMemberType]
-    run = player() if is_compiled else play
+    run = player() if isinstance(ruler.policy, LOOPS) else play
     figures = run(ruler.policy, args, offers, rules, job.table(), rows)
     return _replayed(figures, rows, job)
 

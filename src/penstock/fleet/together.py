@@ -14,11 +14,12 @@ Ignores:  that a cap bends the speed before it holds it; ranks of one host that 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias, cast
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from penstock.errors import EstimateError
+from penstock.minima import least_squares
 
 CapOf: TypeAlias = Literal["server", "link", "loader"]
 HeldBy: TypeAlias = Literal["members", "server", "link", "loader"]
@@ -156,14 +157,12 @@ def scaling(points: Mapping[int, float]) -> Scaling:
     if len(points) < 2 or 1 not in points or min(points.values()) <= 0 or min(points) < 1:
         message = f"speeds of {', '.join(map(str, points)) or 'no'} ranks are no scaling"
         raise EstimateError(message, hint="measure one rank, and at least one larger number")
-    from sklearn.linear_model import LinearRegression  # pyright: ignore - no types
 
     counts = np.array([n for n in points if n > 1], float)
     lost = np.array([n * points[1] / points[n] - 1 for n in points if n > 1])
     system = np.stack([counts - 1, counts * (counts - 1)], 1)
-    model: Any = LinearRegression(positive=True, fit_intercept=False)
-    found = cast("Sequence[float]", model.fit(system[:, : len(lost)], lost).coef_)
-    return Scaling(points[1], float(found[0]), float(found[1]) if len(found) > 1 else 0.0)
+    found = [*least_squares(system[:, : len(lost)], lost, 0.0, math.inf).tolist(), 0.0]
+    return Scaling(points[1], found[0], found[1])
 
 
 # -- to the end ------------------------------------------------------------------------------------

@@ -9,10 +9,11 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice, permutations, zip_longest
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from penstock.members.assigned import least_assigned
 from penstock.members.words import HeldTensor
 from penstock.state.tensor_parts import key_in
 
@@ -90,14 +91,11 @@ def _ordered(
     home_of: Mapping[int, str],
 ) -> tuple[tuple[int, ...], int]:
     """Return members by rank, and the bytes that move; `homes`: of each rank, None: any."""
-    from scipy.optimize import linear_sum_assignment  # pyright: ignore  - no types; loading it takes a while
-
     apart = np.abs(np.subtract.outer(np.arange(len(members)), np.arange(len(members))))
     costs = lacks + apart / (1 + apart.sum())
     if homes is not None:
         costs[[[home_of[m] != home for home in homes] for m in members]] = math.inf
-    _, columns = cast(tuple[Any, Any], linear_sum_assignment(costs))
-    ranks: list[int] = columns.tolist()
+    ranks = least_assigned(costs)
     moved = sum(float(lacks[row, rank]) for row, rank in enumerate(ranks))
     return tuple(members[ranks.index(rank)] for rank in range(len(members))), int(moved)
 

@@ -19,13 +19,13 @@ Ignores: caches, threads but by the device's peaks, and whatever differs within 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.cluster.cluster import DeviceKind
 from penstock.graph.graph import Graph
+from penstock.minima import least_squares
 from penstock.profile.roofline import CLASSES, DEFAULT, Efficiency, roofline_s, works_of
 
 _DEVICE_STD, _CLASS_STD = 1.5, 0.5  # of factors, before anything is measured
@@ -90,8 +90,6 @@ class Latency:
 
 def learned(samples: Sequence[TimedSegment]) -> Latency:
     """Return the model of a device that these samples support."""
-    from scipy.optimize import lsq_linear  # pyright: ignore  - no types; loading it takes a while
-
     prior = _DEVICE_STD**2 * np.ones((NUM_PARTS, NUM_PARTS)) + _CLASS_STD**2 * np.eye(NUM_PARTS)
     rows = [each for each in samples if each.seconds > 0 and sum(each.parts_s) > 0]
     if not rows:
@@ -102,8 +100,7 @@ def learned(samples: Sequence[TimedSegment]) -> Latency:
     for _ in range(3):  # how well factors explain the samples says how much each sample counts
         system = np.concatenate([scaled / noise, root])
         wanted = np.concatenate([np.ones(len(rows)) / noise, root @ np.ones(NUM_PARTS)])
-        found: Any = lsq_linear(system, wanted, bounds=_RANGE)  # pyright: ignore
-        factors = np.asarray(found.x, np.float64)  # pyright: ignore
+        factors = least_squares(np.asarray(system, np.float64), wanted, *_RANGE)
         noise = max(_NOISE, float(np.sqrt(np.mean((scaled @ factors - 1.0) ** 2))))
     precision = scaled.T @ scaled / noise**2 + root.T @ root
     covariance = np.asarray(np.linalg.inv(precision), np.float64)

@@ -292,7 +292,7 @@ def _write_action(
         key, wiring = 2 * stage + (kind != F), sources.wiring
         for place in range(wiring.out_of_offsets[key], wiring.out_of_offsets[key + 1]):
             edge = wiring.out_of[place]
-            peer = sources.where[wiring.target[edge], micro_batch]
+            peer = int(sources.where[wiring.target[edge], micro_batch])
             if peer != rank:
                 _write(code, mail, (SEND, kind, stage, micro_batch, edge, peer, 0))
 

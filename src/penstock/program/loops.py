@@ -8,9 +8,7 @@ counting the references to some twenty arrays at every instruction would cost 30
 from collections.abc import Callable
 from typing import TypeVar
 
-from numba import njit
-
-from penstock.schedule.compiled import compiled
+from penstock.schedule.compiled import compiled, njit
 
 Function = TypeVar("Function", bound=Callable[..., object])
 
@@ -25,4 +23,4 @@ def part(function: Function) -> Function:
 
     Both must stand in one file, for the machine code of a loop is made anew when its file changes.
     """
-    return njit(inline="always", _nrt=False, error_model="numpy")(function)  # pyright: ignore
+    return njit(inline="always", _nrt=False, error_model="numpy")(function)

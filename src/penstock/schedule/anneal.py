@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from penstock.errors import ScheduleError
 from penstock.schedule.clock import Clockwork, Log, Numbers, clockwork, log_of, numbers_of, run
-from penstock.schedule.compiled import kept
+from penstock.schedule.compiled import kept, random_numbers_kept
 from penstock.schedule.figures import peak_activations
 from penstock.schedule.greedy import Seconds
 from penstock.schedule.orders import B, F, I, IntArray, Orders, W
@@ -66,7 +66,8 @@ def annealed(
     work = clockwork(schedule.ranks, took_s.ravel(), message_s)
     actions = numbers_of(orders, shape)
     log = log_of(2 * work.homes.size)
-    best = _anneal(actions, orders.offsets, (work, log, whole), (most, moves, seed))
+    with random_numbers_kept():
+        best = _anneal(actions, orders.offsets, (work, log, whole), (most, moves, seed))
     kinds, stages, numbers = np.unravel_index(best, (3, *shape))
     codes = np.array([F, I, W], np.uint8)[kinds]
     codes[(kinds == 1) & whole[best % len(whole)]] = B
@@ -86,7 +87,7 @@ def _anneal(
     `whole` says of [stage * M + micro-batch] whether its backward is B, not I and W.
     """
     limit, moves, seed = settings
-    np.random.seed(seed)  # numba's own generator: for this loop alone
+    np.random.seed(seed)  # as machine code numba's own generator: for this loop alone
     work, log, whole = given
     now = actions.copy()
     now_s = _step_s(now, offsets, work, log) if _fits(now, offsets, whole, limit) else np.inf

@@ -1,5 +1,7 @@
 """Loops as Python: run as they are written until compiling them would have paid.
 
+Where numba is not installed they are Python for good, and that they are slow is said once.
+
 All loops of a plan take a minute to compile and, on a few ranks, a second or two to run as Python.
 So a loop whose machine code is not kept begins as Python, and is compiled once it has run so for
 as long as compiling takes, in this process and, as a file beside the machine code says, in those
@@ -9,21 +11,69 @@ twice the least.
 Ignores:  how long a loop takes that is given little: one that searches is to be compiled at once.
 """
 
+import logging
 import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, update_wrapper
 from pathlib import Path
 from types import FunctionType
 from typing import Any, cast, final
 
 import numpy as np
-from numba.core.dispatcher import Dispatcher
+
+from penstock.extras import hint_of
+
+log = logging.getLogger(__name__)
 
 BYTE_S = 1e-3  # to compile one of bytecode: 0.5 to 2.3 ms in 17 loops of 700 to 12,000 bytes
 MUCH = 20_000  # elements: a tenth of a second of Python where each is looked at once
 _WORTH_NOTING_S = 0.05  # a process in which a loop takes less could go on so for ever
+_SLOW_S = 20.0  # of all loops in a process that has no numba: from then on it would have paid
+SLOW = "loops have taken %d s as Python, for numba is not installed: %s makes them fast"
+
+
+@final
+class Interpreted:
+    """A loop where there is no numba: Python, as is all that it calls."""
+
+    spent_s = 0.0  # by all loops of this process
+
+    def __init__(self, py_func: FunctionType) -> None:
+        self.py_func = py_func
+        update_wrapper(self, py_func)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        start, before_s = time.thread_time(), Interpreted.spent_s
+        try:
+            with np.errstate(all="ignore"):  # as machine code does
+                return python_of(self)(*arguments, **named)
+        finally:
+            Interpreted.spent_s = before_s + time.thread_time() - start
+            if Interpreted.spent_s >= _SLOW_S:
+                _say_that_they_are_slow()
+
+    def __reduce__(self) -> str:
+        return self.py_func.__qualname__
+
+
+@cache  # once
+def _say_that_they_are_slow() -> None:
+    log.warning(SLOW, _SLOW_S, hint_of("fast"))
+
+
+def _machine_loops() -> tuple[type, ...]:
+    """Return the type of what numba compiles; nothing where it is not installed."""
+    try:
+        from numba.core.dispatcher import Dispatcher
+    except ImportError:  # also one that this numpy is too new for
+        return ()
+    return (Dispatcher,)
+
+
+MACHINE_LOOPS = _machine_loops()
+LOOPS = (Interpreted, *MACHINE_LOOPS)
 
 
 def begin_as_python(made: Any, file: Any) -> None:
@@ -96,7 +146,7 @@ def price_s(made: Any) -> float:
             seen.add(one)
             names = one.py_func.__code__.co_names
             called: list[Any] = [one.py_func.__globals__.get(name) for name in names]
-            todo += [each for each in called if isinstance(each, Dispatcher)]
+            todo += [each for each in called if isinstance(each, LOOPS)]
     return BYTE_S * sum(len(one.py_func.__code__.co_code) for one in seen)
 
 
@@ -130,6 +180,6 @@ def _as_python(names: dict[str, Any]) -> dict[str, Any]:
     if id(names) not in _NAMES:
         own = dict(names)
         _NAMES[id(names)] = names, own  # before its functions, which call each other
-        made: dict[str, Any] = {k: v for k, v in names.items() if isinstance(v, Dispatcher)}
+        made: dict[str, Any] = {k: v for k, v in names.items() if isinstance(v, LOOPS)}
         own |= {name: python_of(one) for name, one in made.items()}
     return _NAMES[id(names)][1]

@@ -2,18 +2,25 @@
 
 import hashlib
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from numba import njit
-from numba.core.dispatcher import Dispatcher
 
-from penstock.schedule.as_python import begin_as_python
+from penstock.schedule.as_python import MACHINE_LOOPS, Interpreted, begin_as_python
 
 Function = TypeVar("Function", bound=Callable[..., object])
+
+
+def njit(*given: Any, **options: Any) -> Any:
+    """Return what numba makes of a function; where it is not installed, the function as Python."""
+    if not MACHINE_LOOPS:
+        return Interpreted(*given) if given else Interpreted
+    from numba import njit  # pyright: ignore
+
+    return njit(*given, **options)  # pyright: ignore
 
 
 def compiled(function: Function, **options: Any) -> Function:
@@ -50,9 +57,19 @@ def kept(function: Function, **options: Any) -> Function:
 def is_kept(function: object) -> bool:
     """Return whether a function needs no compiling: its machine code is on disk, or it has none."""
     file: Any = getattr(getattr(function, "_cache", None), "_cache_file", None)
-    if not isinstance(function, Dispatcher):
+    if not isinstance(function, MACHINE_LOOPS):
         return True
     return file is not None and Path(file._index_path).exists()
+
+
+@contextmanager
+def random_numbers_kept() -> Generator[None]:
+    """Keep numpy's random numbers what they are, while a loop that seeds them runs as Python."""
+    before = np.random.get_state()
+    try:
+        yield
+    finally:
+        np.random.set_state(before)
 
 
 def _constants(function: Callable[..., object]) -> str:
@@ -65,7 +82,7 @@ def _constants(function: Callable[..., object]) -> str:
     for name, value in sorted(values.items()):
         if type(value) in (np.ndarray, int, float):
             known.update(f"{name} {value!r}\n".encode())
-        elif isinstance(value, Dispatcher):
+        elif isinstance(value, MACHINE_LOOPS):
             file: Any = getattr(value._cache, "_cache_file", None)  # pyright: ignore
             known.update(f"{name} {getattr(file, '_source_stamp', '')}\n".encode())
     return known.hexdigest()

@@ -51,7 +51,8 @@ def exact(
 ) -> Optimum:
     """Return the shortest schedule with one stage per rank, or the best after `time_limit_s`.
 
-    `seconds` and `limit` are as for `zb_greedy`, which it is never worse than.
+    `seconds` and `limit` are as for `zb_greedy`, which it is never worse than; without time it is
+    the best of what rules of thumb find.
 
     Raises:   ScheduleError: `limit` is less than 1, or a time is negative.
     """
@@ -62,6 +63,8 @@ def exact(
     below_s = found.step_s * (1 - LESS)
     if not problem.tighten(below_s):
         return Optimum(schedule, found.step_s, below_s)
+    if time_limit_s <= 0:
+        return Optimum(schedule, found.step_s, min(below_s, problem.least_s()))
     found_x, bound_s = solve(problem.model(below_s), time_limit_s)
     if found_x is None:
         return Optimum(schedule, found.step_s, min(below_s, bound_s))

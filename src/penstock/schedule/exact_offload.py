@@ -32,6 +32,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from penstock.schedule.compiled import random_numbers_kept
 from penstock.schedule.exact import LESS, exact, is_least
 from penstock.schedule.exact_problem import Problem, solve
 from penstock.schedule.greedy import WEIGHTS, Floats, Seconds, per_stage
@@ -167,7 +168,8 @@ def _moved(case: _OffloadSetting, found: _Played, bound_s: float) -> _Played:
     pace = float(case.seconds.message_s), case.limit
     settings = bound_s * (1 + LESS), min(_MOST_MOVES, _ACTIONS // found.order.size), 0
     for start in [found, *_starts(case)]:
-        order, away, _ = anneal(start.order, start.away, case.table, pace, settings)
+        with random_numbers_kept():
+            order, away, _ = anneal(start.order, start.away, case.table, pace, settings)
         found = min(found, _played(case, order, away), key=_step_s)
     return found
 

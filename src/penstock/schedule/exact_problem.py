@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol, cast, final
 import numpy as np
 import numpy.typing as npt
 
+from penstock.extras import need
 from penstock.schedule.greedy import FORWARD, INPUT, WEIGHTS, Floats, Seconds
 from penstock.schedule.orders import Action, Kind
 
@@ -31,12 +32,11 @@ class Model(NamedTuple):
 def solve(model: Model, time_limit_s: float) -> tuple[Floats | None, float]:
     """Return the best variables found, None if none were, and a lower bound of the step.
 
-    The bound is infinity where nothing exists.  Without time nothing is looked for.
+    time_limit_s:  more than 0.
+    The bound is infinity where nothing exists.
     """
     from scipy.optimize import Bounds, LinearConstraint, milp  # pyright: ignore  - no types; loading it takes a while
 
-    if time_limit_s <= 0:
-        return None, float(model.low[model.end])
     bounds = Bounds(model.low, np.maximum(model.high, model.low))  # pyright: ignore  - takes arrays
     solved = milp(  # pyright: ignore
         np.eye(1, len(model.low), model.end).ravel(),
@@ -155,18 +155,20 @@ class Problem:
         size, pairs = len(self.took_s), len(a)
         rows, least = self._rows(a, b, below_s)
         latest_s = below_s - self.tail_s - self.took_s
-        low = np.concatenate([self.head_s, np.zeros(pairs), [self._least_s()]])
+        low = np.concatenate([self.head_s, np.zeros(pairs), [self.least_s()]])
         high = np.concatenate([latest_s, np.ones(pairs), [below_s]])
         integrality = np.repeat([0, 1, 0], [size, pairs, 1])
         return Model(low, high, integrality, rows, least, size + pairs)
 
-    def _least_s(self) -> float:
+    def least_s(self) -> float:
+        """Return what no step is shorter than, by what must come before and after each action."""
         return float((self.head_s + self.took_s + self.tail_s).max())
 
     def _rows(
         self, a: npt.NDArray[np.intp], b: npt.NDArray[np.intp], below_s: float
     ) -> tuple[Any, Floats]:
         """Return the coefficients of the constraints, and the least value of each row."""
+        need("scipy", "solvers", "an exact schedule")
         from scipy.sparse import csr_array  # pyright: ignore  - no types; loading it takes a while
 
         size, pairs, took_s = len(self.took_s), len(a), self.took_s

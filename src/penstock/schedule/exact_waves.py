@@ -22,6 +22,7 @@ from typing import Any, final
 
 import numpy as np
 
+from penstock.extras import need
 from penstock.schedule.exact import Optimum
 from penstock.schedule.exact_problem import Model, solve
 from penstock.schedule.greedy import Floats
@@ -228,6 +229,7 @@ class _Constraints:
 
     def matrix(self, num_columns: int) -> Any:
         """Return all rows, as a csr_array of scipy."""
+        need("scipy", "solvers", "an exact schedule")
         from scipy.sparse import csr_array  # pyright: ignore  - no types; loading it takes a while
 
         where = np.concatenate(self._at), np.concatenate(self._columns)

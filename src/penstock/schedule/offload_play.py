@@ -146,7 +146,7 @@ def anneal(
     """
     message_s, limit = pace
     least_s, moves, seed = settings
-    np.random.seed(seed)  # numba's own generator: for this loop alone
+    np.random.seed(seed)  # as machine code numba's own generator: for this loop alone
     now, gone = order.copy(), away.copy()
     _, now_s = play(now, gone, table, message_s, limit)
     best, best_gone, best_s = now.copy(), gone.copy(), now_s

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from penstock.extras import lacks
 from penstock.plan.plan import Plan
 from penstock.program.codes import COST_ROW, OFFLOAD, RELOAD
 from penstock.schedule.exact_offload import Copies, exact_offload
@@ -40,6 +41,8 @@ def with_copies(field: Field, copies_beside: Callable[[Plan], bool]) -> Iterator
     if field.objective == "memory" or not field.effort.rescues:
         return
     short = {_shape(each.plan) for each in field.simulated if each.refused and each.peak_bytes}
+    if not short or lacks("numba", "fast", "orders that copy activations to far memory"):
+        return
     best = min(
         (each.score(field.objective)[0] for each in field.simulated if not each.refused),
         default=np.inf,

@@ -15,6 +15,7 @@ from functools import cached_property
 from math import ceil, floor
 from typing import NamedTuple
 
+from penstock.extras import lacks
 from penstock.graph.cut_points import block_ends
 from penstock.graph.keeping import Keeping, keepings_of
 from penstock.graph.stages import Recompute
@@ -58,6 +59,8 @@ def with_less_kept(
     else:
         again = [each for each in usable if any(each.plan.recompute)][:_MOST_PLANS]
         chosen = [*again, *field.short(_MOST_PLANS), *more]
+    if not chosen or lacks("scipy", "solvers", "plans that repeat parts of a stage"):
+        return
     for plan in dict.fromkeys(keeping_all(judge, each.plan) for each in chosen):
         for form, ends in _forms(judge, plan):
             if field.is_over():

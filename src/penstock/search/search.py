@@ -14,6 +14,7 @@ from typing import NamedTuple
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.regions import regions_of
 from penstock.errors import MemoryShortError, PlanError
+from penstock.extras import has, hint_of
 from penstock.graph.graph import Graph
 from penstock.graph.tensor.cuts import apart_only, collect_points
 from penstock.plan.plan import Plan, Prediction, decide, divided, plan_by_hand
@@ -363,5 +364,7 @@ def _none_fits(found: Sequence[Candidate]) -> PlanError:
         return PlanError("no plan is possible: " + "; ".join(reasons[:3]), hint=hint)
     least = min(full, key=lambda candidate: max(candidate.peak_bytes))
     message = f"no plan is possible: {least.refused}, the least of {len(full)} that were tried"
+    if not has("scipy"):
+        hint += f", or {hint_of('solvers')}: parts of a stage could be repeated"
     allowed = format_bytes(1.01 * max(least.peak_bytes) + 8 * KiB)  # some is left free
     return MemoryShortError(message, hint=f"allow {allowed} or more, {hint}")
