@@ -51,6 +51,21 @@ losses.append(loss.item())
 """
 
 
+SUMMED = """
+logits = model(x)
+loss = scaled(F.cross_entropy(logits, y)) / EVERY
+loss.backward()
+total += loss.item()
+if (k - 2) % EVERY == 0:
+    clip_grad_norm_(model.parameters(), 0.2)
+    optimizer.step()
+    scheduler.step()
+    optimizer.zero_grad()
+    losses.append((k, total))
+    total = 0.0
+"""
+
+
 def loop_of(body, steps="steps", target="x, y", call="opened()"):
     lines = textwrap.indent(textwrap.dedent(body).strip(), " " * 8)
     return f"with {call} as steps:\n    for {target} in {steps}:\n{lines}\n"
@@ -106,6 +121,22 @@ def test_a_loop_trained_by_ranks_leaves_what_the_loop_itself_leaves(
             torch.testing.assert_close(ours_state[parameter][key], value, rtol=1e-4, atol=1e-6)
     assert ours["optimizer"].param_groups[0]["lr"] == plain["optimizer"].param_groups[0]["lr"]
     assert ours["scheduler"].last_epoch == plain["scheduler"].last_epoch == 6
+
+
+@pytest.mark.parametrize("options", ["stages=2", "replicas=2", "stages=1, ranks=1"])
+def test_gradients_that_a_loop_sums_are_those_of_micro_batches(tmp_path, monkeypatch, options):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    asked = f"epochs=2, listener=None, {options}"
+    opened = f"lambda: ps.loop(model, optimizer, loader, {asked})"
+    begin = "EVERY = 4\nloader = DataLoader(loader.dataset, 5)\n"
+    ours, plain = plain_as_well(tmp_path, begin + loop_of(SUMMED, **COUNTED), opened)
+    assert [k for k, _ in ours["losses"]] == [k for k, _ in plain["losses"]] == [6, 10]
+    sums = [[value for _, value in names["losses"]] for names in (ours, plain)]
+    torch.testing.assert_close(*sums, rtol=1e-5, atol=0)
+    for name, value in plain["model"].state_dict().items():
+        torch.testing.assert_close(ours["model"].state_dict()[name], value, rtol=1e-5, atol=1e-6)
+    assert ours["optimizer"].param_groups[0]["lr"] == plain["optimizer"].param_groups[0]["lr"]
 
 
 class Taken:
@@ -188,11 +219,84 @@ def test_what_follows_the_update_is_said_of_each_step(monkeypatch, tmp_path):
     assert list(figures) == ["right"]
 
 
+TESTS = [
+    ("(k - 2) % 4 == 0", 4),
+    ("not (k + 2) % 4", 4),
+    ("(1 + k) % 2 == 1", 2),
+    ("k % len_of == 2", 3),
+    ("k % 1 == 0", 1),
+]
+
+
+@pytest.mark.parametrize(("test", "count"), TESTS)
+def test_an_update_each_so_many_batches_is_a_step_of_so_many_micro_batches(
+    monkeypatch, tmp_path, test, count
+):
+    body = LOSS + f"loss.backward()\nif {test}:\n    optimizer.step()\n    optimizer.zero_grad()"
+    begin = "len_of = 3\nloader = DataLoader(loader.dataset, 5)\n"
+    call = "opened(epochs=3)"
+    stand_in, names = taken(monkeypatch, tmp_path, begin + loop_of(body, call=call, **COUNTED))
+    assert (stand_in.job.micro_batches, stand_in.job.num_steps) == (count, 12 // count)
+    batch = next(iter(names["loader"]))
+    expected = torch.nn.functional.cross_entropy(names["model"](batch[0]), batch[1])
+    torch.testing.assert_close(stand_in.job.loss(names["model"], batch), expected * count)
+
+
+EACH_4TH = "if (k + 2) % 4 == 0:\n    optimizer.step()\n    optimizer.zero_grad()"
+SUMMED_OTHERWISE = {
+    "too soon": (EACH_4TH.replace("k + 2", "k + 1"), "the first update does not follow 4"),
+    "the last too": (EACH_4TH.replace("== 0", "== 0 or k == 9"), "not said by a count"),
+    "a count in the loop": (EACH_4TH.replace("4", "count"), "`count` is no whole number"),
+    "another number": (EACH_4TH.replace("k + 2", "2 * k"), "is not the number of the batch"),
+    "rates of each batch": ("scheduler.step()\n" + EACH_4TH, "each batch does it"),
+    "cleared by each batch": ("optimizer.zero_grad()\n" + EACH_4TH, "each batch does it"),
+    "never cleared": (EACH_4TH.rpartition("\n")[0], "nothing clears"),
+    "cleared first": (
+        "if (k + 2) % 4 == 0:\n    optimizer.zero_grad()\n    optimizer.step()",
+        "cleared before they are used",
+    ),
+    "losses of each batch": ("losses.append(loss.item())\n" + EACH_4TH, "each batch says it"),
+    "the last loss": (EACH_4TH + "\n    print(loss.item())", "of the last batch alone"),
+    "behind the update": (EACH_4TH + "\ntotal += loss.item()", "behind the update"),
+    "an else": (EACH_4TH + "\nelse:\n    total = 0.0", "does more than to add"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "said"), SUMMED_OTHERWISE.values(), ids=SUMMED_OTHERWISE)
+def test_sums_that_no_micro_batches_have_are_refused_with_their_line(
+    monkeypatch, tmp_path, body, said
+):
+    begin = "count = len(losses) + 4\n" + LOSS if "count" in body else LOSS
+    text = loop_of(begin + "loss.backward()\n" + body, call="opened(epochs=4)", **COUNTED)
+    with pytest.raises(JobError, match=said) as problem:
+        taken(monkeypatch, tmp_path, text)
+    assert problem.value.message.startswith("line ")
+    assert problem.value.hint
+
+
+@pytest.mark.parametrize(
+    ("epochs", "hint"), [(3, "say num_steps=2 to ps.loop: these are left out"), (1, "sum fewer")]
+)
+def test_batches_that_no_update_follows_are_refused(monkeypatch, tmp_path, epochs, hint):
+    text = loop_of(
+        LOSS + "loss.backward()\n" + EACH_4TH, call=f"opened(epochs={epochs})", **COUNTED
+    )
+    with pytest.raises(JobError, match=r"the last \d have none") as problem:
+        taken(monkeypatch, tmp_path, text)
+    assert problem.value.hint == hint
+
+
+def test_the_last_loss_of_a_sum_is_not_read_behind(monkeypatch, tmp_path):
+    text = loop_of(LOSS + "loss.backward()\n" + EACH_4TH, call="opened(epochs=4)", **COUNTED)
+    with pytest.raises(JobError, match="`loss` behind the loop is the last batch's alone"):
+        taken(monkeypatch, tmp_path, text + "print(loss)\n")
+
+
 REFUSED = {
     "two backwards": (LOSS + "loss.backward()\n" + STEP, "a second time"),
     "accumulated": (
         LOSS + "loss.backward()\nif total:\n    optimizer.step()\n    optimizer.zero_grad()",
-        "`optimizer.step.*no statement of the loop itself",
+        "not said by a count of batches",
     ),
     "accumulated later": (
         LOSS + "loss.backward()\noptimizer.step()\nif total:\n    optimizer.zero_grad()",

@@ -143,18 +143,18 @@ class LoopSteps:
             loss=_function(body, scope, frame.f_code.co_filename),
             data=self.data,
             optimizer=copies.optimizer,
-            micro_batches=1,
-            num_steps=self._num_steps(),
+            micro_batches=body.summed,
+            num_steps=self._num_steps(body.summed),
             clip_norm=_clip(body, scope),
             scheduler=copies.scheduler if body.scheduler is not None else None,
             **self.asked.fields,
         )
         return job, body
 
-    def _num_steps(self) -> int:
-        """Return the steps of the run.
+    def _num_steps(self, summed: int) -> int:
+        """Return the steps of the run, each of so many batches.
 
-        Raises:   JobError: nobody says how many.
+        Raises:   JobError: nobody says how many, or batches would be left over.
         """
         told, epochs = self.asked.options.get("num_steps"), self.asked.epochs
         if epochs is not None and told is not None:
@@ -162,10 +162,16 @@ class LoopSteps:
         if told is not None:
             return told
         try:
-            return len(self.data) * (1 if epochs is None else epochs)
+            batches = len(self.data) * (1 if epochs is None else epochs)
         except TypeError:
             message = "the data of ps.loop has no length"
             raise JobError(message, hint="say num_steps=1000 to ps.loop") from None
+        if left := batches % summed:
+            message = f"an update follows {summed} batches; of {batches} the last {left} have none"
+            steps = batches // summed
+            hint = f"say num_steps={steps} to ps.loop: these are left out" if steps else "sum fewer"
+            raise JobError(message, hint=hint)
+        return batches // summed
 
 
 def _tree(file: str) -> ast.Module:
@@ -220,7 +226,7 @@ class _Following:
             self.names[name] = torch.tensor(row[name], dtype=torch.float64)
         if self.body.counts is not None:
             name, first = self.body.counts
-            self.names[name] = first + int(row["step"] or 0) - 1
+            self.names[name] = first + self.body.summed * int(row["step"] or 0) - 1
         exec(self.code, self.names)
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, NoReturn, TypeAlias, cast, get_args
 
 from penstock.errors import JobError
+from penstock.training.accumulated import WRITE, is_sum_of, num_summed, updated_in
 
 Role = Literal["backward", "step", "clip", "schedule", "zero", "mode", "other"]
 MODEL, BATCH = "_model", "_batch"  # of the loss that is made
@@ -93,6 +94,8 @@ class LoopBody(NamedTuple):
     counts:     the name that counts the steps, if one does, and its first value.
     clip:       the largest norm, as it is written.
     scheduler:  that is stepped after each update.
+    summed:     batches whose gradients an update sums; the loss is so many times the script's,
+                for a job's gradient is their mean.
     """
 
     line: int
@@ -104,6 +107,7 @@ class LoopBody(NamedTuple):
     counts: tuple[str, int] | None
     clip: ast.expr | None
     scheduler: object | None
+    summed: int
 
 
 def loop_at(tree: ast.Module, line: int, is_steps: Callable[[ast.expr], bool]) -> ast.For:
@@ -219,12 +223,14 @@ class _BodyReader:
     index: tuple[str, int] | None
     behind: frozenset[str]
     hidden: frozenset[str] = field(init=False)  # names that the loop itself gives values
+    _summed: int = field(init=False, default=1)
 
     def __post_init__(self) -> None:
         self.hidden = _stored([self.node.target, *self.node.body])
 
     def read(self) -> LoopBody:
-        roles: _Roles = [(self._role(stmt), stmt) for stmt in self.node.body]
+        self._summed, stmts = self._flat()
+        roles: _Roles = [(self._role(stmt), stmt) for stmt in stmts]
         order = [role for role, _ in roles]
         self._check_order(roles)
         backward, step = order.index("backward"), order.index("step")
@@ -250,7 +256,50 @@ class _BodyReader:
             self.index,
             _second(clips[0]) if clips else None,
             self._owner(schedules[0]) if schedules else None,
+            self._summed,
         )
+
+    def _flat(self) -> tuple[int, Sequence[ast.stmt]]:
+        """Return how many batches an update follows, and all statements, with those of its `if`."""
+        body = self.node.body
+        under = updated_in(body, lambda stmt: self._role(stmt) == "step")
+        if under is None:
+            return 1, body
+        count = num_summed(under.test, self.index, lambda node: self.scope.of(node, self.hidden))
+        if isinstance(count, str):
+            _refuse(under, count, WRITE)
+        if under.orelse:
+            _refuse(under.orelse[0], "a batch without an update does more than to add gradients")
+        at = body.index(under)
+        self._check_apart(body[:at], under.body, body[at + 1 :])
+        return count, [*body[:at], *under.body]
+
+    def _check_apart(
+        self, before: Sequence[ast.stmt], inside: Sequence[ast.stmt], behind: Sequence[ast.stmt]
+    ) -> None:
+        """Raise where what stands outside or inside of the update's `if` should stand elsewhere."""
+        if behind:
+            hint = "put it before the `if`, or into it"
+            _refuse(behind[0], "it stands behind the update, and most batches have none", hint)
+        roles = [self._role(stmt) for stmt in before]
+        for role, stmt in zip(roles, before, strict=True):
+            if role in ("zero", "clip", "schedule"):
+                _refuse(stmt, "each batch does it, not each update", "put it into the `if`")
+        if "backward" not in roles:
+            return
+        at = roles.index("backward")
+        call = cast("ast.Call", cast("ast.Expr", before[at]).value)
+        loss = cast("ast.Attribute", call.func).value
+        name = loss.id if isinstance(loss, ast.Name) else ""
+        for stmt in before[at + 1 :]:
+            if not name or not is_sum_of(stmt, name):
+                hint = "sum losses as `total += loss.item()`; say the rest in the `if`"
+                _refuse(stmt, "each batch says it, and a job speaks once for each update", hint)
+        given = _stored([self.target, *before[:at]])
+        for stmt in inside:
+            if read := sorted(given & _loaded([stmt])):
+                hint = "sum losses as `total += loss.item()` before the `if`, and say the sum"
+                _refuse(stmt, f"`{read[0]}` is that of the last batch alone", hint)
 
     # -- what statements are -----------------------------------------------------------------------
 
@@ -375,10 +424,12 @@ class _BodyReader:
     ) -> ast.FunctionDef:
         """Return the loss: its lines are those of the script."""
         value: ast.expr = loss
+        if self._summed > 1:
+            value = ast.BinOp(loss, ast.Mult(), ast.Constant(self._summed))
         if figures:
             keys: list[ast.expr | None] = [ast.Constant(name) for name in figures]
             values: list[ast.expr] = [ast.Name(name, ast.Load()) for name in figures]
-            value = ast.Tuple([loss, ast.Dict(keys, values)], ast.Load())
+            value = ast.Tuple([value, ast.Dict(keys, values)], ast.Load())
         batch = ast.Assign([self.target], ast.Name(BATCH, ast.Load()))
         given = ast.copy_location(ast.Return(value), loss)
         stmts = [ast.copy_location(batch, self.node), *before, given]
@@ -410,6 +461,9 @@ class _BodyReader:
         if self.scope.is_module:  # there, names get the values of the last step
             of_steps -= set(self._figures(before, after, loss))
             of_steps -= {loss.id} if isinstance(loss, ast.Name) else set()
+            if self._summed > 1 and isinstance(loss, ast.Name) and loss.id in self.behind:
+                hint = "sum losses as `total += loss.item()`, and read the sum there"
+                _refuse(self.node, f"`{loss.id}` behind the loop is the last batch's alone", hint)
         else:
             of_steps |= _stored(after)
         for name in sorted(of_steps & self.behind & frozenset(self.scope.locals)):
