@@ -18,11 +18,11 @@ import penstock
 
 SRC = Path(penstock.__file__).parent
 BEHIND = {  # lines that may stand behind a module
-    "schedule.one_f_one_b": 2_691,  # since loops begin as Python
-    "program.program": 5_504,  # since loops begin as Python
-    "simulate.simulate": 13_955,  # since loops begin as Python
-    "runtime.worker": 35_802,  # since hooks of an optimizer on weights are told
-    "training.train": 108_941,  # since hooks of an optimizer on weights are told
+    "schedule.one_f_one_b": 2_801,  # since numba and scipy are extras
+    "program.program": 5_612,  # since numba and scipy are extras
+    "simulate.simulate": 14_063,  # since numba and scipy are extras
+    "runtime.worker": 35_910,  # since numba and scipy are extras
+    "training.train": 109_207,  # since numba and scipy are extras
 }
 _RUNNING = (
     "runtime",

@@ -15,7 +15,7 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def njit(*given: Any, **options: Any) -> Any:
-    """Return what numba makes of a function; where it is not installed, the function as Python."""
+    """Return a function as numba compiles it; where it is not installed, as Python."""
     if not MACHINE_LOOPS:
         return Interpreted(*given) if given else Interpreted
     from numba import njit  # pyright: ignore
