@@ -161,7 +161,7 @@ class Problem:
         return Model(low, high, integrality, rows, least, size + pairs)
 
     def least_s(self) -> float:
-        """Return what no step is shorter than, by what must come before and after each action."""
+        """Return a bound of the step, by what must come before and after each action."""
         return float((self.head_s + self.took_s + self.tail_s).max())
 
     def _rows(
