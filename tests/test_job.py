@@ -331,6 +331,7 @@ SQUARE = "def square(x): return x * x\ndef job(): return make()\n"
 
 
 @pytest.mark.parametrize("name", ["rows.py", "rows-2.py", "deep/rows.py"])
+@pytest.mark.sampled(2)
 def test_what_a_file_defines_is_found_by_a_process_that_is_spawned(write, name: str) -> None:
     load_job(str(write(SQUARE, name)))
     square = sys.modules[Path(name).stem].square

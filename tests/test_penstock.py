@@ -235,6 +235,7 @@ def test_package_is_sent_to_other_processes_by_its_name() -> None:
 
 @pytest.mark.parametrize("room", ["search", "simulate", "report"])
 @pytest.mark.parametrize("first", ["room", "verb"])
+@pytest.mark.sampled(2)
 def test_verb_is_the_verb_whether_its_room_is_loaded_before_or_after(room: str, first: str) -> None:
     steps = [f"import penstock.{room}", f"verb = penstock.{room}"]
     steps = steps if first == "room" else ["import penstock", *reversed(steps)]

@@ -34,6 +34,7 @@ def test_a_tiny_net_is_planned_as_well_as_it_can_be(monkeypatch: pytest.MonkeyPa
         ("net 31", 2_137_907, 1_870_668),  # stages whose state alone is away become one
     ],
 )
+@pytest.mark.sampled(2)
 def test_more_memory_is_not_slower_where_it_was(name: str, more: int | None, less: int) -> None:
     (case,) = cases(name)
     steps = [choices.planned(case, cap)[1]["search_s"] for cap in (more, less)]

@@ -10,6 +10,7 @@ _OWN = "16 bits", "int8", "sign", "top", "gossip"
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.sampled(3)
 def test_it_converges_along_any_topology_or_is_refused(way):
     rows = list(convex.rows([3], 80, [way]))
     assert [row["topology"] for row in rows] == list(convex.TOPOLOGIES)
@@ -28,6 +29,7 @@ def test_it_converges_along_any_topology_or_is_refused(way):
 
 
 @pytest.mark.parametrize("way", AS_THEY_COME)
+@pytest.mark.sampled(2)
 def test_it_converges_by_a_server_in_the_bytes_said(way):
     own, *routed = convex.rows([3], 80, [way])
     assert own["outcome"] == "works"

@@ -177,6 +177,7 @@ def asking(run: Run, board, at: int) -> Run:
         ("zb_h1", 2, 2, run_threads),
     ],
 )
+@pytest.mark.sampled(2)
 def test_a_run_that_is_stopped_and_resumed_gives_the_same_bits(
     schedule, stages, replicas, launcher, tmp_path
 ):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from penstock.choose.choose import Machines, best, for_plan
+from penstock.choose.choose import Machines, SearchAim, best, for_plan
 from penstock.choose.joined_counts import in_words, ways_to_divide, ways_to_fit
 from penstock.cluster import Cluster
 from penstock.errors import MemoryShortError
@@ -179,3 +179,20 @@ def test_micro_batch_that_does_not_fit_is_divided_on_one_rank(monkeypatch):
 def test_merged_job_is_the_same_where_nothing_is_joined():
     job = job_of()
     assert merged(job, 1) is job
+
+
+def test_of_a_run_that_is_short_micro_batches_stay_as_they_are():
+    plain = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+    job = replace(
+        job_of(micro_batches=4), model=lambda: plain, loss=lambda m, b: m(b[0]).square().mean()
+    )
+    captured, there = capture(job), machines(2)
+    ways, words = [], []
+    for num_steps in (5, 10**9):
+        found = best(job, Fixed(ranks=2), captured, there, SearchAim(num_steps=num_steps))
+        ways.append({option.way.joined for option in found.options})
+        words.append({each.what: each.why for each in found.choice.plan.decisions})
+    assert ways == [{1}, {1, 2, 4}]
+    assert words[0]["micro-batches"] == "the run is short"
+    assert words[0]["search"].startswith("5 steps take")
+    assert "search" not in words[1]

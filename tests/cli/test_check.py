@@ -15,6 +15,7 @@ KEYS |= {"max_relative_difference", "why", "not compared"}
 @pytest.mark.parametrize(
     "schedule", ["gpipe", "one_f_one_b", "interleaved", "zb_h1", "double_buffered"]
 )
+@pytest.mark.sampled(2)
 def test_every_schedule_equals_the_plain_step(call: Call, schedule: str) -> None:
     done = call("check", f"{JOBS}:dropout", "--stages", "4", "--schedule", schedule, "--json")
     assert done.code == 0, done.err

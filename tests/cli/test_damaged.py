@@ -185,6 +185,7 @@ def check_outcome(code: int, said: str) -> None:
 @pytest.mark.parametrize("name", READ_BY)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
+@pytest.mark.sampled(3)
 def test_a_field_of_another_value_is_told_or_does_no_harm(
     name: str, data: st.DataObject, run: Path, work: Path
 ) -> None:
@@ -264,6 +265,7 @@ LOADERS = (
 
 @pytest.mark.parametrize("odd", ODD)
 @pytest.mark.parametrize("load", LOADERS, ids=lambda load: load.__qualname__)
+@pytest.mark.sampled(3)
 def test_no_loader_waits_for_what_is_no_file(load, odd: str, tmp_path: Path) -> None:
     ODD[odd](tmp_path / "file")
     with pytest.raises(PenstockError) as caught:

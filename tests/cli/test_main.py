@@ -252,6 +252,7 @@ LONG = ("schedule", "gpipe", "--stages", "50", "--micro-batches", "99", "--json"
 
 
 @pytest.mark.parametrize("arguments", [("schedule",), LONG, ("-h",)])
+@pytest.mark.sampled(2)
 def test_reader_that_goes_away_is_no_news(arguments: tuple[str, ...]) -> None:
     read, write = os.pipe()
     os.close(read)
@@ -262,6 +263,7 @@ def test_reader_that_goes_away_is_no_news(arguments: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("arguments", [("schedule", "--json"), LONG])
+@pytest.mark.sampled(2)
 def test_stdout_without_room_is_an_error(spawn: Call, arguments: tuple[str, ...]) -> None:
     with open("/dev/full", "w") as full:
         error, _ = spawn(*arguments, stdout=full).refusal(1)
@@ -289,6 +291,7 @@ def test_closed_stderr_does_not_change_how_a_command_ends(spawn: Call) -> None:
         ("plan", "nofile.py:job", "--", "--rate", "1"),
     ],
 )
+@pytest.mark.sampled(2)
 def test_command_that_needs_no_torch_imports_none(arguments: tuple[str, ...]) -> None:
     program = (
         "import sys\nfrom penstock.cli import main\n"

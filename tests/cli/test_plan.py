@@ -203,6 +203,7 @@ def test_plans_of_other_names_share_a_folder(call: Call, machines: Path, tmp_pat
         (("--schedule", "gpipe / units 2 1"), "schedule", Recipe("gpipe", units=(2, 1))),
     ],
 )
+@pytest.mark.sampled(2)
 def test_wish_is_kept(
     call: Call, machines: Path, tmp_path: Path, flags: tuple[object, ...], name: str, value: object
 ) -> None:
@@ -342,6 +343,7 @@ def test_devices_that_are_not_here_are_estimated_and_the_plan_says_so(
 
 
 @pytest.mark.parametrize("objective", ["time", "cost"])
+@pytest.mark.sampled(2)
 def test_plan_for_unlike_machines_is_simulated_as_it_was_predicted(
     call: Call, tmp_path: Path, objective: str
 ) -> None:

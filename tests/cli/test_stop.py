@@ -36,6 +36,7 @@ def state(folder: Path, step: int) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     ("name", "flags", "code"), [("interrupted", TWO, 130), ("terminated_eagerly", [], 143)]
 )
+@pytest.mark.sampled(2)
 def test_a_signal_ends_the_step_under_way_with_a_checkpoint_to_go_on_from(
     call: Call, tmp_path: Path, name: str, flags: list[str], code: int
 ) -> None:

@@ -270,6 +270,7 @@ def test_ranks_meet_when_all_have_come() -> None:
 
 
 @pytest.mark.parametrize("what", ["steps", "model"])
+@pytest.mark.sampled(2)
 def test_ranks_that_are_to_run_different_programs_all_end_with_an_error(
     what: str, here: Path, tmp_path: Path
 ) -> None:

@@ -89,6 +89,7 @@ def test_earlier_run_in_the_folder_is_moved_aside(call: Call, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("command", ["train", "check"])
+@pytest.mark.sampled(2)
 def test_what_a_job_prints_does_not_spoil_the_result(
     call: Call, tmp_path: Path, command: str
 ) -> None:
@@ -118,6 +119,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory, profiles: Path) -> list[floa
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "one_f_one_b", "interleaved", "zb_h1"])
+@pytest.mark.sampled(2)
 def test_synchronous_schedules_give_the_same_losses(
     call: Call, tmp_path: Path, schedule: str, alone: list[float]
 ) -> None:
@@ -128,6 +130,7 @@ def test_synchronous_schedules_give_the_same_losses(
 
 
 @pytest.mark.parametrize("schedule", ["one_f_one_b", "double_buffered"])
+@pytest.mark.sampled(2)
 def test_resumed_run_goes_on_as_if_it_had_not_stopped(
     call: Call, tmp_path: Path, schedule: str
 ) -> None:

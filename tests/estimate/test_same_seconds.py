@@ -84,6 +84,7 @@ def _loss(model, batch):
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.sampled(3)
 def test_traced_and_described_take_the_same_seconds(shape, tmp_path: Path):
     gated, hidden, layers, heads, keys, inner, vocabulary, sequence, samples = shape
     job = ps.Job(

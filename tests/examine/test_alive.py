@@ -73,6 +73,7 @@ def test_what_has_gone_since_is_not_found() -> None:
 
 
 @pytest.mark.parametrize("kind", [Counter, Finer, Slotted, Odd])
+@pytest.mark.sampled(2)
 def test_objects_are_found_that_were_made_before_and_after(kind: type) -> None:
     before = kind()
     alive.set_apart()

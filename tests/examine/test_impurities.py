@@ -754,6 +754,7 @@ class CountingModule(nn.Module):
 
 
 @pytest.mark.parametrize("loss", [Counting(1000), CountingInSlots(), CountingModule().forward])
+@pytest.mark.sampled(2)
 def test_count_of_a_loss_that_is_an_object_is_found(loss: Callable[..., Tensor]) -> None:
     (found,) = impurities(job(loss=loss))
     assert found.what.endswith(".calls")
@@ -910,6 +911,7 @@ def keeps_a_table_of_its_teacher(net: Net, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("first", [0, 1, 4])
+@pytest.mark.sampled(2)
 def test_buffer_that_an_update_moves_is_found_where_what_was_made_of_it_is_kept(first: int) -> None:
     steps: list[int] = []
 

@@ -298,6 +298,7 @@ def test_loss_of_functions_alone_is_no_finding() -> None:
         (sets_dropout, "model.1.p"),
     ],
 )
+@pytest.mark.sampled(2)
 def test_what_a_rate_or_a_scheduler_does_hundreds_of_steps_later_is_found(by, act, what) -> None:
     job = replace(by(Run(act, at=700)), num_steps=800)
     assert what in {found.what for found in impurities(job)}

@@ -85,6 +85,7 @@ def job_of(optimizer) -> ps.Job:
 
 
 @pytest.mark.parametrize("made", [noise_of_a_closure, a_counter, noise_of_a_class])
+@pytest.mark.sampled(2)
 def test_what_the_optimizer_remembers_in_the_job_leaves_replicas(made):
     job = job_of(made())
     found = examine(job)

@@ -272,6 +272,7 @@ def job_that_reads(tmp_path, look):
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("look", [counts_in_json, fades, grows, counts_in_a_base])
+@pytest.mark.sampled(2)
 def test_a_file_that_the_job_reads_and_changes_is_refused_with_the_line(look, tmp_path):
     (as_base if look is counts_in_a_base else as_json)(tmp_path / "config", 3)
     job = job_that_reads(tmp_path, look)

@@ -315,6 +315,7 @@ GOES_ON = [named_average, only_logged, made_anew_in_each_step, features_of_a_hoo
 
 
 @pytest.mark.parametrize("make", GOES_ON)
+@pytest.mark.sampled(2)
 def test_what_is_no_state_goes_on(make):
     job = make()
     check_resumed(job, examine(job))

@@ -42,6 +42,7 @@ RENAMED = {
 
 
 @pytest.mark.parametrize("name", RENAMED)
+@pytest.mark.sampled(2)
 def test_graph_is_that_of_a_second_recording(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def not_again(*_: object) -> None:
         raise AssertionError("it is recorded a second time")

@@ -537,6 +537,7 @@ class Counted(nn.Module):
 
 
 @pytest.mark.parametrize("asks", ["branch", "size", "loop", "index"])
+@pytest.mark.sampled(2)
 def test_what_follows_the_value_of_a_count_is_refused(asks: str) -> None:
     """Dynamo goes on as the first micro-batch says, and gives a step that keeps it."""
     with pytest.raises(GraphError, match=r"test_trace\.py:\d+: .*self\.count"):

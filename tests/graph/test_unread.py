@@ -195,6 +195,7 @@ def test_an_examination_lets_unread_values_be() -> None:
 
 
 @pytest.mark.parametrize("options", [{"stages": 1, "ranks": 2}, {"ranks": 1, "replicas": 1}])
+@pytest.mark.sampled(2)
 def test_such_a_job_is_trained_by_a_plan(tmp_path, monkeypatch, options) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     job = job_of(by_type)

@@ -50,6 +50,7 @@ def calls_of(name: str, folder: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("name", WAYS)
+@pytest.mark.sampled(2)
 def test_a_rank_dies_before_any_call_of_a_step(name: str, tmp_path: Path) -> None:
     model, count, ways, plans = case_of(name)
     calls = calls_of(name, tmp_path / "whole")

@@ -91,6 +91,7 @@ GUARDED = {"copies": ((3, 1), Guarding(0, 1)), "log": ((3, 1), Guarding(3, 1))}
 
 
 @pytest.mark.parametrize("name", [*BESIDE, *GUARDED])
+@pytest.mark.sampled(2)
 def test_where_the_update_of_one_rank_fails_the_others_write_what_counts(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

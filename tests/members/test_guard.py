@@ -35,6 +35,7 @@ def mortal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("every", [0, 1, 3])
 @pytest.mark.parametrize("shares", [True, False])
+@pytest.mark.sampled(2)
 def test_a_guard_holds_and_gets_what_was_predicted(
     every: int, shares: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

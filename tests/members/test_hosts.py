@@ -36,6 +36,7 @@ class Losses(Signals):
 
 @pytest.mark.parametrize("stages", [1, 2], ids=["replicas", "a pipeline of replicas"])
 @pytest.mark.parametrize("host", [(0, 1), (2, 3)], ids=["the first host", "the other host"])
+@pytest.mark.sampled(2)
 def test_a_host_is_lost_and_the_other_goes_on(
     stages: int, host: tuple[int, int], tmp_path: Path
 ) -> None:

@@ -98,6 +98,7 @@ def run(keyed: dict[int, Choice], first: int, folder: Path, killed: runs.Kill) -
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled(2)
 def test_a_rank_dies_before_any_call_of_a_step_of_either_shape(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

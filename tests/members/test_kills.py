@@ -71,12 +71,14 @@ def check(told: runs.Told, model: str, *, killed: int = 1, may_repeat: bool = Fa
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled(2)
 def test_a_run_without_losses_is_the_plain_loop(name: str, tmp_path: Path) -> None:
     model, count, ways, plans = case_of(name)
     check(runs.run(ways, plans, count, tmp_path), model, killed=0)
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled(2)
 def test_weights_are_to_the_bit_those_of_a_run_whose_ranks_leave_in_peace(
     name: str, tmp_path: Path
 ) -> None:

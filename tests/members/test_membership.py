@@ -20,6 +20,7 @@ SMALL = {
 
 
 @pytest.mark.parametrize("name", SMALL)
+@pytest.mark.sampled(2)
 def test_in_every_order_of_events_one_generation_goes_on(name: str) -> None:
     found = search(Model(limits=SMALL[name]))
     assert found.states > 100
@@ -92,6 +93,7 @@ FAULTS: dict[str, tuple[Rules, Limits, str]] = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.sampled(2)
 def test_a_fault_that_is_planted_is_found(name: str) -> None:
     rules, limits, words = FAULTS[name]
     with pytest.raises(ViolationError, match=words):

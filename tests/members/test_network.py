@@ -111,6 +111,7 @@ def gone(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("lost", [0, 1], ids=["the first host", "the other host"])
+@pytest.mark.sampled(2)
 def test_a_host_that_dies_is_two_ranks_lost_at_once(lost: int, tmp_path: Path) -> None:
     ended = run(tmp_path, lambda line, hosts: kill(hosts[lost]), stages=2)
     assert ended[1 - lost] == "True"
@@ -239,6 +240,7 @@ def test_a_cut_of_two_seconds_is_nobodys_loss(tmp_path: Path, patient: None) -> 
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["the first host", "the other host"])
+@pytest.mark.sampled(2)
 def test_a_pause_of_a_second_is_nobodys_loss(which: int, tmp_path: Path, patient: None) -> None:
     ended = run(tmp_path, lambda line, hosts: paused(hosts, which, partial(seconds, SHORT_S / 2)))
     assert ended == ["True", "True"]

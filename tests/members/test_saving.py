@@ -86,6 +86,7 @@ def test_they_are_to_the_byte_those_that_are_written_at_once(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("who", [0, 3])
+@pytest.mark.sampled(2)
 def test_one_that_all_have_ordered_is_completed_though_a_rank_dies(who, tmp_path, monkeypatch):
     model, count, ways, plans = case_of("divided")
     save, enter, seen = Saver.save, Saver.enter, list[checkpoint.Checkpoint]()
@@ -135,6 +136,7 @@ def without(who: int, count: int) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize(("name", "who"), [("grid", 1), ("divided", 0), ("divided", 2)])
+@pytest.mark.sampled(2)
 def test_one_that_a_rank_has_not_ordered_is_dropped_and_made_up_for(
     name, who, tmp_path, monkeypatch
 ):
@@ -285,6 +287,7 @@ def plans() -> dict[int, runs.Plan]:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, -signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.sampled(2)
 def test_processes_leave_whole_checkpoints_and_no_writer(how, struck, tmp_path):
     strikes = Strikes({1: [(how, 1)]}, struck)
     run_of(tmp_path, strikes, plans(), 1)

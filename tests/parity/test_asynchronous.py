@@ -56,6 +56,7 @@ def test_two_processes_equal_the_sequential_definition(schedule, tmp_path):
 
 @pytest.mark.parametrize("lengths", [(3, 3), (1, 5)])
 @pytest.mark.parametrize("schedule", ["pipedream", "vertical_sync", "delayed_gradients"])
+@pytest.mark.sampled(2)
 def test_windows_cut_anywhere_give_the_bits_of_one_window_with_stashing(
     schedule, lengths, tmp_path
 ):

@@ -181,6 +181,7 @@ PLANS = (
 
 
 @pytest.mark.parametrize(("schedule", "stages", "micro_batches", "options"), PLANS)
+@pytest.mark.sampled(3)
 def test_carried_buffers_are_those_of_the_plain_loop(
     schedule, stages, micro_batches, options, tmp_path
 ):

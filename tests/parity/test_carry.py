@@ -99,6 +99,7 @@ def cuts_of(graph, count):
 
 
 @pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.sampled(2)
 def test_a_run_by_any_plan_resumed_once_is_that_of_the_loop(plan, tmp_path):
     own = job()
     graph = ps.trace(own)
@@ -157,6 +158,7 @@ def goes_by_batch(model, x, carry):
 
 
 @pytest.mark.parametrize("other", [reads_all, writes_all, reads_another, goes_by_batch])
+@pytest.mark.sampled(2)
 def test_who_looks_at_rows_of_other_places_has_to_see_all_in_order(other, tmp_path):
     own = ps.Job(Net, other, data, sgd, micro_batches=PLACES, carry=start())
     graph = ps.trace(own)

@@ -133,6 +133,7 @@ CASES = [  # each kind by each plan, and each average by each
 
 
 @pytest.mark.parametrize(("kind", "average", "plan"), CASES)
+@pytest.mark.sampled(3)
 def test_averages_and_parts_resumed_once_are_those_of_the_plain_loop(kind, average, plan, tmp_path):
     rate = (lambda step: 1 / (1 + step)) if plan == "both" else None
     job = job_of(kind, AVERAGES[average], learning_rate=rate)

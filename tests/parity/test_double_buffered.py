@@ -30,6 +30,7 @@ def run_of(optimizer: str, stages: int, micro_batches: int, *, name: str = "gpt"
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize(("launcher", "stages"), [(run_processes, 2), (run_threads, 4)])
+@pytest.mark.sampled(2)
 def test_twenty_steps_equal_the_ten_line_loop(launcher, stages, optimizer, tmp_path):
     run = run_of(optimizer, stages, 4)
     outcome = train(run, tmp_path, (TWENTY,), launcher)
@@ -45,6 +46,7 @@ def test_the_ten_line_loop_is_not_the_plain_one():
 @pytest.mark.parametrize(
     ("stages", "micro_batches"), [(s, m) for m in range(1, 7) for s in ((1, 4), (2, 8))[m % 2]]
 )
+@pytest.mark.sampled(3)
 def test_thread_ranks_equal_the_ten_line_loop(stages, micro_batches, tmp_path):
     optimizer = tuple(OPTIMIZERS)[(stages + micro_batches) % len(OPTIMIZERS)]
     outcome = train(run_of(optimizer, stages, micro_batches), tmp_path, (6,))
@@ -56,6 +58,7 @@ def test_thread_ranks_equal_the_ten_line_loop(stages, micro_batches, tmp_path):
     ("micro_batches", "optimizer"),
     [(m, tuple(OPTIMIZERS)[m % len(OPTIMIZERS)]) for m in range(1, 7)],
 )
+@pytest.mark.sampled(2)
 def test_two_processes_equal_the_ten_line_loop(micro_batches, optimizer, tmp_path):
     outcome = train(run_of(optimizer, 2, micro_batches), tmp_path, (6,), run_processes)
     assert difference(outcome.weights, expected("gpt", optimizer, 6, micro_batches)) < 1e-12
@@ -69,6 +72,7 @@ def whole_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Outcom
 
 @pytest.mark.parametrize("micro_batches", [1, 2, 5])
 @pytest.mark.parametrize("lengths", [(1, 1, 1, 1, 1, 1), (2, 4), (5, 1), (3, 3)])
+@pytest.mark.sampled(3)
 def test_windows_cut_anywhere_give_the_bits_of_one_window(
     lengths, micro_batches, whole_of, tmp_path
 ):
@@ -102,6 +106,7 @@ def test_two_replicas_equal_the_ten_line_loop(tmp_path):
 
 
 @pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.sampled(2)
 def test_tied_weights_and_clipping_work_without_a_flush(stages, tmp_path):
     from penstock.prove.prove import Planned, prove
 

@@ -62,6 +62,7 @@ def summing(job, stages=1, schedule="one_f_one_b", **options):
         (half_net, "chimera", 2, {"num_ranks": 2}),
     ],
 )
+@pytest.mark.sampled(3)
 def test_the_proof_counts_what_is_held_back(sums, model, schedule, stages, options):
     given = {k: options[k] for k in ("precision", "clip_norm") if k in options}
     job = job_of(adamw, model, sums=sums, **given)
@@ -85,6 +86,7 @@ def test_the_proof_holds_with_messages_in_8_bits_and_copies_to_far_memory(sums, 
 
 
 @pytest.mark.parametrize("sums", WAYS)
+@pytest.mark.sampled(2)
 def test_a_resumed_run_holds_back_what_the_first_one_did(sums, tmp_path):
     run = summing(job_of(adamw, half_net, sums=sums), 2, replicas=2)
     whole = train(run, tmp_path / "whole", (1,) * 6)

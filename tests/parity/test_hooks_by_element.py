@@ -114,6 +114,7 @@ BY_ELEMENT = {
 
 @pytest.mark.parametrize("stages", [1, 3])
 @pytest.mark.parametrize("name", BY_ELEMENT)
+@pytest.mark.sampled(3)
 def test_hooks_by_element_run_stage_by_stage(name, stages, tmp_path):
     job = job_of(BY_ELEMENT[name], built if "model" in name else Net)
     run = run_of(job, stages)

@@ -35,6 +35,7 @@ def outcome_and_plain(run: Run, folder, launcher):
 
 @pytest.mark.parametrize(("stages", "micro_batches"), [(1, 3), (2, 1), (4, 5), (8, 3)])
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.sampled(3)
 def test_losses_and_buffers_are_those_of_the_plain_forward_pass(
     name, stages, micro_batches, tmp_path
 ):

@@ -96,6 +96,7 @@ def resumed(job, stages, folder, until=3, launcher=None):
 
 @pytest.mark.parametrize("stages", [1, 2])
 @pytest.mark.parametrize("name", KEEPING)
+@pytest.mark.sampled(3)
 def test_what_it_keeps_is_resumed(name, stages, tmp_path):
     job = job_of(KEEPING[name])
     if stages == 2 and name not in APART:

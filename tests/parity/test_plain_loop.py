@@ -55,6 +55,7 @@ def assert_equal_bits(run: Run, outcome, trained: Trained) -> None:
 @pytest.mark.parametrize(
     ("schedule", "stages", "micro_batches"), pairwise(SYNCHRONOUS, (1, 2, 4, 8), (1, 2, 3, 5))
 )
+@pytest.mark.sampled(3)
 def test_thread_ranks_give_the_bits_of_the_plain_loop(schedule, stages, micro_batches, tmp_path):
     optimizer = tuple(OPTIMIZERS)[(stages + micro_batches) % len(OPTIMIZERS)]
     run = run_of("dropout", torch.float32, optimizer, schedule, stages, micro_batches)
@@ -100,6 +101,7 @@ AGAIN = {"recompute": (True, True)}
         ("two_bp(batch=2)", 2, "gpt", {"offload": ("both", "activations")}),
     ],
 )
+@pytest.mark.sampled(2)
 def test_weights_of_several_micro_batches_at_once_train_the_plain_loop(
     schedule, stages, name, options, tmp_path
 ):
@@ -142,6 +144,7 @@ def test_all_other_schedules_train_the_plain_loop_in_two_processes(schedule, tmp
     ("schedule", "micro_batches", "optimizer"),
     pairwise(SYNCHRONOUS, (1, 2, 5), tuple(OPTIMIZERS)),
 )
+@pytest.mark.sampled(3)
 def test_two_processes_give_the_bits_of_the_plain_loop(
     schedule, micro_batches, optimizer, tmp_path
 ):
@@ -153,6 +156,7 @@ def test_two_processes_give_the_bits_of_the_plain_loop(
 
 @pytest.mark.parametrize("schedule", SYNCHRONOUS)
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "tied"])
+@pytest.mark.sampled(3)
 def test_every_model_gives_the_bits_of_the_plain_loop(name, schedule, tmp_path):
     run = run_of(name, torch.float32, "adamw", schedule, 4, 3)
     assert_equal_bits(run, train(run, tmp_path), expected(name, torch.float32, "adamw", 3))
@@ -160,6 +164,7 @@ def test_every_model_gives_the_bits_of_the_plain_loop(name, schedule, tmp_path):
 
 @pytest.mark.parametrize("schedule", SYNCHRONOUS)
 @pytest.mark.parametrize("dtype", [torch.float32, EXACT])
+@pytest.mark.sampled(2)
 def test_tied_weights_differ_only_by_the_order_of_their_sum(dtype, schedule, tmp_path):
     run = run_of("tied", dtype, "sgd", schedule, 4, 3)
     outcome, trained = train(run, tmp_path), expected("tied", dtype, "sgd", 3)
@@ -168,6 +173,7 @@ def test_tied_weights_differ_only_by_the_order_of_their_sum(dtype, schedule, tmp
 
 @pytest.mark.parametrize("launcher", [run_threads, run_processes])
 @pytest.mark.parametrize("name", ["dropout", "tied", "batch_norm", "frozen"])
+@pytest.mark.sampled(2)
 def test_two_replicas_differ_only_by_the_order_of_their_sum(name, launcher, tmp_path):
     run = run_of(name, EXACT, "sgd", "one_f_one_b", 1, 2, replicas=2)
     outcome, trained = train(run, tmp_path, launcher=launcher), expected(name, EXACT, "sgd", 4)
@@ -189,6 +195,7 @@ def test_two_replicas_of_a_pipeline_differ_only_by_the_order_of_their_sum(schedu
 @pytest.mark.parametrize(
     ("name", "stages", "replicas"), pairwise(("dropout", "tied", "frozen"), (1, 2, 4), (1, 2))
 )
+@pytest.mark.sampled(2)
 def test_clipping_counts_every_gradient_once(name, stages, replicas, tmp_path):
     job = job_of(name, EXACT, "sgd", clip_norm=0.05)
     options = {"clip": True, "replicas": replicas}

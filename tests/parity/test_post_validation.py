@@ -43,6 +43,7 @@ def late(run: Run) -> Run:
     ("clip_norm", "optimizer", "launcher"),
     pairwise((NEVER, SOMETIMES, ALWAYS), ("sgd", "adamw"), (run_threads, run_processes)),
 )
+@pytest.mark.sampled(2)
 def test_weights_and_state_are_those_of_clipping_before(optimizer, clip_norm, launcher, tmp_path):
     run = run_of("dropout", optimizer, clip_norm)
     before = train(run, tmp_path / "before", STEPS, launcher)
@@ -60,6 +61,7 @@ def test_weights_and_state_are_those_of_clipping_before(optimizer, clip_norm, la
         ("frozen_start", "zb_h1", {"stages": 4}),
     ],
 )
+@pytest.mark.sampled(2)
 def test_tied_replicated_and_frozen_weights_too(name, schedule, options, tmp_path):
     run = run_of(name, "adamw", ALWAYS, schedule, **options)
     before = train(run, tmp_path / "before", STEPS)

@@ -66,6 +66,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[O
     ("schedule", "stages"), [("gpipe", 1), ("zb_h1", 2), ("interleaved", 8), ("one_f_one_b", 3)]
 )
 @pytest.mark.parametrize("name", ["dropout", "batch_norm", "frozen"])
+@pytest.mark.sampled(3)
 def test_resuming_by_another_plan_gives_the_same_bits(name, schedule, stages, stopped, tmp_path):
     whole, part = stopped(name)
     rest = resume(run_of(name, schedule, stages), tmp_path, part)

@@ -89,6 +89,7 @@ def run_of(schedule: str, wire: tuple[int, int], dtype=EXACT, blocks=(1, 3, 5)) 
         ("chimera", (8, 8), (1, 3, 5), run_threads),
     ],
 )
+@pytest.mark.sampled(2)
 def test_training_with_packed_messages_is_that_of_a_loop_that_rounds(
     schedule, wire, crossings, launcher, tmp_path
 ):

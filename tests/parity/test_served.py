@@ -139,6 +139,7 @@ def check_rows(way, rows):
 
 @pytest.mark.parametrize("launcher", [run_threads, run_processes])
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.sampled(3)
 def test_a_run_is_what_its_decisions_say(way, launcher, tmp_path):
     parts, record = served(way), tmp_path / "decisions.jsonl"
     done = trained(parts, tmp_path / "run", launcher, decisions=Decisions(record))
@@ -150,6 +151,7 @@ def test_a_run_is_what_its_decisions_say(way, launcher, tmp_path):
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.sampled(2)
 def test_decisions_of_another_run_are_made_again_to_the_bit(way, tmp_path):
     parts, record = served(way, stages=2), tmp_path / "decisions.jsonl"
     first = trained(parts, tmp_path / "first", decisions=Decisions(record))
@@ -234,6 +236,7 @@ class Fails(torch.optim.SGD):
 
 @pytest.mark.parametrize("launcher", [run_threads, run_processes])
 @pytest.mark.parametrize("way", ["backup:1", "ssp:1"])
+@pytest.mark.sampled(2)
 def test_an_optimizer_that_fails_beside_the_server_ends_the_run(way, launcher, tmp_path):
     plan, captured, job = served(way)
     job = replace(job, optimizer=lambda weights: Fails(weights, lr=0.05))
@@ -298,6 +301,7 @@ def test_the_search_gives_each_rank_a_replica():
 
 @pytest.mark.parametrize("runner", [run_gloo, run_hosts])
 @pytest.mark.parametrize("way", ["backup:1", "ssp:1", "async:aware"])
+@pytest.mark.sampled(2)
 def test_a_server_hears_ranks_of_other_hosts(way, runner, tmp_path):
     parts, record = served(way), tmp_path / "decisions.jsonl"
     task = task_of(parts, tmp_path / "run", every=3, decisions=Decisions(record))
@@ -315,6 +319,7 @@ def test_a_server_hears_ranks_of_other_hosts(way, runner, tmp_path):
 @pytest.mark.parametrize("launcher", [run_threads, run_processes])
 @pytest.mark.parametrize("servers", [2, 3])
 @pytest.mark.parametrize("way", ["backup:1", "ssp:1", "async:aware"])
+@pytest.mark.sampled(3)
 def test_several_servers_do_what_the_decisions_say(way, servers, launcher, tmp_path):
     parts, record = served(way, servers=servers, clip=0.3), tmp_path / "decisions.jsonl"
     options = {"every": 3, "decisions": Decisions(record)}

@@ -49,6 +49,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "schedule", "stages", "ways", "options"), CASES)
+@pytest.mark.sampled(2)
 def test_replicas_with_other_shares_each_step(name, schedule, stages, ways, options, tmp_path):
     graph = captured(name, EXACT).graph
     plans = [
@@ -66,6 +67,7 @@ def test_replicas_with_other_shares_each_step(name, schedule, stages, ways, opti
 
 
 @pytest.mark.parametrize("launcher", [run_threads, run_processes])
+@pytest.mark.sampled(2)
 def test_ranks_of_a_stage_in_other_turns_make_room_for_more_messages(launcher, tmp_path):
     graph = captured("dropout", EXACT).graph
     plans = [

@@ -39,6 +39,7 @@ def run_of(name: str, schedule: str, stages: int, shares: tuple[int, ...], **opt
         ("tied", "chimera", 2, (2, 4)),
     ],
 )
+@pytest.mark.sampled(2)
 def test_unlike_shares_train_the_plain_loop(name, schedule, stages, shares, tmp_path):
     run = run_of(name, schedule, stages, shares, clip=True)
     outcome, trained = train(run, tmp_path), plain_loop(run.job, 3, sum(shares))

@@ -181,6 +181,7 @@ ACTS = [(act, by) for act in (copy_all, average, reset) for by in (True, False)]
 
 
 @pytest.mark.parametrize(("act", "evaluates"), ACTS)
+@pytest.mark.sampled(2)
 def test_replicas_show_a_hook_the_statistics_of_the_run(act, evaluates, tmp_path):
     job = job_of(act, kind=partial(Normed, evaluates=evaluates))
     assert examine(job).one_process == ""

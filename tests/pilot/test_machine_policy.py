@@ -129,6 +129,7 @@ CHANGES = "60,a,0,1,3\n100,a,2,1,3\n140,a,0,1,3\n150,a,2,0.5,3\n"
 @pytest.mark.parametrize(
     "policy", ["uniform_progress", "greedy", "auto_scaling,0.1", "anchored,1", "on_demand"]
 )
+@pytest.mark.sampled(2)
 def test_decisions_are_those_of_a_replay_to_a_tick(
     policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

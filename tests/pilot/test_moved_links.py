@@ -148,6 +148,7 @@ def trained(folder: Path, tmp_path: Path, num_steps: int) -> None:
 
 
 @pytest.mark.parametrize("is_slower", [True, False])
+@pytest.mark.sampled(2)
 def test_links_that_move_change_how_many_messages_there_are_and_not_the_batch(
     tmp_path, monkeypatch, is_slower
 ):

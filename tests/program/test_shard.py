@@ -109,6 +109,7 @@ def planned(name: str, schedule: str, stages: int, options: dict) -> tuple[Plan,
 
 
 @pytest.mark.parametrize(("name", "schedule", "stages", "options"), GRID)
+@pytest.mark.sampled(2)
 def test_training_is_that_of_whole_replicas(name, schedule, stages, options, tmp_path):
     clip = {"clip_norm": 0.1} if options.get("clip") else {}
     job, made = job_of(name, FLOAT, "adamw", **clip), captured(name, FLOAT)
@@ -134,6 +135,7 @@ MEMORY = [
 
 
 @pytest.mark.parametrize(("name", "schedule", "stages", "options"), MEMORY)
+@pytest.mark.sampled(2)
 def test_peak_is_the_predicted_one_and_lower(name, schedule, stages, options):
     made, job = captured(name, FLOAT), job_of(name, FLOAT, "adamw")
     whole, parts = planned(name, schedule, stages, options)

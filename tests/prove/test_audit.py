@@ -116,6 +116,7 @@ def audited_by(case: Case, folder: Path) -> list[Audit]:
         ("gpt", "one_f_one_b", 1, {"replicas": 2, "shard": True}),
     ],
 )
+@pytest.mark.sampled(2)
 def test_kept_steps_equal_the_plain_ones(name, schedule, stages, options, tmp_path):
     shard = options.pop("shard", False)
     plan = plan_of(captured(name, EXACT).graph, schedule, stages, 4, **options)
@@ -152,6 +153,7 @@ def test_step_whose_micro_batches_are_divided_equals_the_plain_one(tmp_path):
         ("timeprest", "batch_norm", {}),
     ],
 )
+@pytest.mark.sampled(2)
 def test_windows_of_asynchronous_schedules_equal_their_definition(
     schedule, name, options, tmp_path
 ):
@@ -269,6 +271,7 @@ def other_data(start: int) -> Iterator[object]:
         ({"clip_norm": 1e-9}, "the gradient of"),
     ],
 )
+@pytest.mark.sampled(2)
 def test_what_differs_is_named_and_stays(change, named, tmp_path, monkeypatch):
     if not change:
         half_update(monkeypatch)
@@ -701,6 +704,7 @@ SLOPE, ALPHA = "negative_slope of 1: 0.1, then 0.9", "model.alpha: changed (1, t
         (partial(changed_by_data, fill), "the values of scale: changed", "the end", True),
     ],
 )
+@pytest.mark.sampled(2)
 def test_what_is_changed_late_in_the_model_is_found_and_made_as_it_is_in_one_process(
     tmp_path, monkeypatch, make, words, found_by, elastic
 ):

@@ -104,6 +104,7 @@ def growing():
         ({"seed": 4}, "the gradient of"),
     ],
 )
+@pytest.mark.sampled(2)
 def test_what_differs_is_named(change, named, monkeypatch):
     monkeypatch.setattr(optimizer_trial, "_TRIALS", {"divided": lambda trial: None})
     plan = plan_of(captured("gpt", EXACT).graph, "one_f_one_b", 2, 2, replicas=2)
@@ -191,6 +192,7 @@ def parts_only(monkeypatch):
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 @pytest.mark.parametrize("name", ["tied", "frozen"])
+@pytest.mark.sampled(2)
 def test_one_parameter_after_the_other_is_compared_alike(name, optimizer, monkeypatch):
     plan = plan_of(captured(name, EXACT).graph, "zb_h1", 2, 4, replicas=2, clip=True)
     case = case_of(name, plan, optimizer=optimizer, clip_norm=0.01)
@@ -213,6 +215,7 @@ def test_one_parameter_after_the_other_is_compared_alike(name, optimizer, monkey
         ({}, "the update of"),
     ],
 )
+@pytest.mark.sampled(2)
 def test_what_differs_is_named_by_parts_too(change, named, monkeypatch):
     parts_only(monkeypatch)
     if not change:

@@ -11,7 +11,8 @@ JOBS = Path(__file__).parent / "jobs.py"
 ASKED = ["--set", "trial=false", "--steps", "4", "--out", "run"]
 
 
-@pytest.mark.parametrize("gpus", [1, 2])
+@pytest.mark.parametrize("gpus", [2, 1])
+@pytest.mark.sampled(2)
 def test_a_clean_run_is_equal_and_waits_for_no_audit(gpus: int, tmp_path: Path) -> None:
     arguments = ["train", f"{JOBS}:job", *ASKED, "--set", "audit=100%"]
     seen = rehearse(arguments, tmp_path, gpus=gpus)
@@ -29,6 +30,7 @@ def test_a_clean_run_is_equal_and_waits_for_no_audit(gpus: int, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("gpus", [1, 2])
+@pytest.mark.sampled(2)
 def test_a_weight_that_goes_wrong_is_found(gpus: int, tmp_path: Path) -> None:
     arguments = ["train", f"{JOBS}:job", *ASKED, "--set", "audit=100%,stop"]
     seen = rehearse(arguments, tmp_path, gpus=gpus, wrong=4)

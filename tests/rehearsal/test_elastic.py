@@ -28,7 +28,8 @@ def plainly(steps: int) -> float:
         return float(job.loss(model, next(large_job.data(1000))))
 
 
-@pytest.mark.parametrize("stages", ["1", "2"])
+@pytest.mark.parametrize("stages", ["2", "1"])
+@pytest.mark.sampled(2)
 def test_run_goes_on_as_the_plain_loop_when_a_gpu_is_lost(tmp_path: Path, stages: str) -> None:
     """With one stage there are replicas; of two, each alone on its rank, the other has a copy."""
     arguments = ["train", f"{JOB}:deadly", "--elastic", "--set", f"stages={stages}", "--out", "run"]

@@ -50,6 +50,7 @@ what = "all"
 
 
 @pytest.mark.parametrize(("stages", "rules"), [(2, WEIGHTS), (1, "")], ids=["stages", "shards"])
+@pytest.mark.sampled(2)
 def test_model_larger_than_a_gpu_trains(tmp_path: Path, stages: int, rules: str) -> None:
     """No GPU could hold its weights, gradients and momenta.
 

@@ -318,6 +318,7 @@ def test_run_without_a_fault_has_nothing_to_name():
     ids=["loader", "optimizer", "receive", "send", "rank"],
 )
 @pytest.mark.parametrize("launcher", [run_threads, run_processes])
+@pytest.mark.sampled(3)
 def test_what_is_slow_counts_as_what_it_is(fault, part, least_s, launcher):
     """However busy the machine is: a sleep takes as long as it says, or longer."""
     found, _ = run_case(Case("one_f_one_b", launcher=launcher), **fault)

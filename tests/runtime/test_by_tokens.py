@@ -48,6 +48,7 @@ def adam(weights):
         {"recompute": (True,)},
     ],
 )
+@pytest.mark.sampled(2)
 def test_steps_of_ranks_that_divide_tokens_are_those_of_the_plain_loop(options):
     proof = prove(planned(**options), (0, 5), launcher=run_threads)
     assert not proof.problem

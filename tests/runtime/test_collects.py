@@ -56,6 +56,7 @@ def adam(weights):
         ("batch_norm", {"replicas": 2}),
     ],
 )
+@pytest.mark.sampled(2)
 def test_steps_of_ranks_that_divide_ops_are_those_of_the_plain_loop(name, options):
     proof = prove(planned(name, **options), (0, 5), launcher=run_threads)
     assert not proof.problem
@@ -70,6 +71,7 @@ def test_steps_of_ranks_that_divide_ops_are_those_of_the_plain_loop(name, option
         ("blocks", {"tensor": 4}),
     ],
 )
+@pytest.mark.sampled(2)
 def test_steps_with_sums_by_tokens_are_those_of_the_plain_loop(monkeypatch, name, options):
     monkeypatch.setattr(choose_slices, "layouts_of", spread_only)
     made = planned(name, **options)
@@ -129,6 +131,7 @@ def of_words(model, words):
         ({"sums": "bfloat16"}, "with sums in fewer bits"),
     ],
 )
+@pytest.mark.sampled(2)
 def test_what_goes_with_no_divided_ops_is_refused(change, words):
     plan = planned("blocks").plan
     assert plan.num_stages == 21

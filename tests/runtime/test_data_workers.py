@@ -199,6 +199,7 @@ AT, STEPS = 41, 7  # a row that is read long after the rank has begun
 
 
 @pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.sampled(2)
 def test_processes_that_read_and_are_killed_are_begun_anew(
     times: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

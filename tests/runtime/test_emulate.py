@@ -18,6 +18,7 @@ from tests.runtime.test_memory import profile_of
 
 @pytest.mark.parametrize("launcher", [run_threads, run_processes])
 @pytest.mark.parametrize("schedule", ["one_f_one_b", "interleaved", "zb_v", "double_buffered"])
+@pytest.mark.sampled(2)
 def test_rehearsal_has_the_spans_of_the_run_and_leaves_the_weights(schedule, launcher):
     made, job = captured("tied", torch.float32), job_of("tied", torch.float32)
     stages = 2 if find(schedule)(2, 3).num_ranks == 2 else 4

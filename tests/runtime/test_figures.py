@@ -167,6 +167,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.sampled(2)
 def test_figures_are_averaged_as_the_loss_is(way: str, tmp_path: Path) -> None:
     own = job(**VALIDATED)
     rows, validations, _ = plain(own)

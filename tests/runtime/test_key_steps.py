@@ -165,6 +165,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.sampled(2)
 def test_a_run_of_several_keys_is_the_plain_loop(way, tmp_path):
     job = job_of()
     assert len({job.data.of.key_of(4 * step) for step in range(STEPS)}) > 2

@@ -165,6 +165,7 @@ def test_no_thread_of_a_rank_is_still_ending_afterwards():
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize(("kind", "where", "rank"), [("F", -1, 1), ("F", 0, 0), ("B", -1, 0)])
+@pytest.mark.sampled(2)
 def test_a_stage_that_raises_ends_the_run_with_its_error(kind, where, rank, launcher):
     task = task_of(function_of=at_call(3, stumbles, of=kind, where=where))
     with pytest.raises(RunError) as caught:
@@ -384,6 +385,7 @@ def has_ended(pid: int) -> bool:
 @pytest.mark.parametrize(
     ("launcher", "stages"), [("run_processes", 2), ("run_threads", 2), ("run_threads", 1)]
 )
+@pytest.mark.sampled(2)
 def test_ctrl_c_ends_program_and_ranks(launcher, stages, tmp_path, started):
     with started(launcher, tmp_path, stages) as program:
         ranks = children(program.pid)

@@ -143,6 +143,7 @@ def test_peak_of_units_is_predicted_and_no_more_than_that_of_stages(schedule, op
         ("pipedream", 2, 1),
     ],
 )
+@pytest.mark.sampled(2)
 def test_peak_over_gloo_counts_the_messages_whose_receives_are_posted(
     schedule, stages, replicas, monkeypatch
 ):

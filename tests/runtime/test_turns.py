@@ -132,6 +132,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.sampled(2)
 def test_a_run_by_turns_is_the_loop_of_two_optimizers(way, tmp_path):
     job = job_of()
     losses, state = ran(task_of(job, WAYS[way], tmp_path, range(STEPS)))

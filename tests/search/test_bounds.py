@@ -69,6 +69,7 @@ def test_bounds_are_below_every_simulation(
 
 
 @pytest.mark.parametrize("name", ["blocks", "tied", "unet", "encoder_decoder"])
+@pytest.mark.sampled(2)
 def test_bounds_are_below_simulations_of_traced_models_on_unlike_devices(name: str) -> None:
     graph: Graph = trace(JOBS[name])
     kinds = tuple(

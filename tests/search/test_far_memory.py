@@ -53,6 +53,7 @@ def whole_bytes() -> int:
 
 
 @pytest.mark.parametrize(("cores", "parts"), [(1, (0.4,)), (2, (0.6, 0.3))])
+@pytest.mark.sampled(2)
 def test_no_all_or_nothing_plan_is_better_and_the_cap_holds(cores, parts):
     whole = whole_bytes()
     for part in parts:
@@ -104,6 +105,7 @@ def test_several_ranks_and_an_optimizer_that_stays():
 
 
 @pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.sampled(2)
 def test_what_is_fixed_of_recompute_leaves_the_rest_to_the_search(recompute: bool):
     cap = int(0.4 * whole_bytes())
     plan = planned(cap, recompute=recompute)

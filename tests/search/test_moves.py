@@ -62,6 +62,7 @@ def brute(cap: int, bytes_per_s: float) -> float:
 
 
 @pytest.mark.parametrize("bytes_per_s", [2e4, 1e6])
+@pytest.mark.sampled(2)
 def test_more_memory_is_never_slower_and_nothing_that_was_tried_one_by_one_is_faster(
     bytes_per_s: float,
 ) -> None:

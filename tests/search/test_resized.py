@@ -76,6 +76,7 @@ def test_what_is_one_is_gathered_at_once() -> None:
 
 
 @pytest.mark.parametrize("latency_s", [0.001, 0.05])
+@pytest.mark.sampled(2)
 def test_gathers_are_as_many_as_are_fastest(latency_s: float) -> None:
     there = cluster_of(2, link=Link(latency_s, 4e4))
     judge, least = Judge(GRAPH, PROFILE, there), float("inf")

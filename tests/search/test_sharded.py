@@ -47,6 +47,7 @@ FIXED = Fixed(ranks=2, replicas=2)
 
 
 @pytest.mark.parametrize("rooms", [(90_000, 50_000), (45_000, 90_000), (70_000, 70_000)])
+@pytest.mark.sampled(2)
 def test_a_rank_keeps_no_more_than_it_has_room_for(rooms):
     cluster = cluster_of(rooms)
     plan = search(GRAPH, profiles_of(1), cluster, micro_batches=6, fixed=FIXED).plan
@@ -81,6 +82,7 @@ def test_no_part_makes_room_where_there_is_none():
 
 
 @pytest.mark.parametrize("rooms", [(90_000, 50_000), (76_000, 56_000)])
+@pytest.mark.sampled(2)
 def test_the_largest_part_is_the_least_that_fits(rooms):
     """Of all parts in tenths that fit, none has a smaller largest one."""
     cluster = cluster_of(rooms)

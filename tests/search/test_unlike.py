@@ -242,6 +242,7 @@ def test_plan_does_not_depend_on_the_hash_seed() -> None:
 @pytest.mark.parametrize(
     ("slower", "count"), [((3, 1), 8), ((1, 1), 8), ((1, 4, 2), 9), ((1, 1, 1), 8)]
 )
+@pytest.mark.sampled(2)
 def test_replicas_share_a_step_as_the_best_of_all_shares(slower, count: int) -> None:
     """Those on faster devices take more; where a step cannot be divided, some take one more."""
     graph = chain([1] * 3, [1] * 3)

@@ -116,6 +116,7 @@ def differences(one: Task, other: Task) -> list[str]:
     ],
     ids=["nothing", "figures", "replaced modules", "weights", "batch by ranks", "validated"],
 )
+@pytest.mark.sampled(2)
 def test_newcomer_has_the_task_of_those_that_began(
     more: str, asked: dict, begun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

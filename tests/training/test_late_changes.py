@@ -58,6 +58,7 @@ def plain_weights(job: Job) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", ["weights", "notes"])
+@pytest.mark.sampled(2)
 def test_a_table_that_the_loss_reads_and_the_data_changes_late(tmp_path, name):
     asked = {"ranks": 2, "trial": False, "audit": "0"}
     trained = ps.train(job_of(name), out=tmp_path / "run", **asked)

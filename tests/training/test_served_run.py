@@ -49,6 +49,7 @@ def trained(folder, **options):
 
 
 @pytest.mark.parametrize("sums", ["backup:1", "ssp:1:aware"])
+@pytest.mark.sampled(2)
 def test_a_run_makes_the_decisions_of_another_one_again(sums, tmp_path):
     first = trained(tmp_path / "first", sums=sums)
     again = trained(tmp_path / "again", sums=sums, decisions=str(tmp_path / "first"))

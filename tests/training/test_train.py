@@ -179,6 +179,7 @@ def test_schedule_for_seconds_is_built_for_those_of_the_units():
 
 
 @pytest.mark.parametrize("options", [{"ranks": 2, "stages": 2}, {"eager": True}])
+@pytest.mark.sampled(2)
 def test_module_in_hand_is_the_trained_one(tmp_path, options):
     hand = small().model()
     job = replace(small(), model=lambda: hand, validation=None)

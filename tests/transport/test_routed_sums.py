@@ -34,6 +34,7 @@ def _sums(ranks: tuple[int, ...], counts: tuple[int, ...]):
 
 @pytest.mark.parametrize("runner", ["threads", "shared_memory", "gloo", "hosts"])
 @pytest.mark.parametrize("ranks", [(0, 1), (2, 0, 1), (0, 1, 2, 3)])
+@pytest.mark.sampled(2)
 def test_all_have_the_sum_to_the_bit(runner, ranks):
     told = values(RUNNERS[runner](max(ranks) + 1, _sums(ranks, (0, 1, 3, 1000))))
     first = told[ranks[0]]
@@ -51,6 +52,7 @@ def test_any_number_of_ranks_sums(ranks):
 
 
 @pytest.mark.parametrize("runner", ["shared_memory", "hosts"])
+@pytest.mark.sampled(2)
 def test_more_than_a_piece_is_summed(runner):
     """Of three ranks one has more to give than others, and more than a region holds."""
     count = PIECE_BYTES // 4 * 5 // 4

@@ -236,6 +236,7 @@ def test_sender_keeps_no_tensor_or_graph_alive(run):
         ([torch.zeros(())], "float32[]"),
     ],
 )
+@pytest.mark.sampled(3)
 def test_message_unlike_its_specs_is_refused_and_harms_nothing(run, tensors, what):
     spec = (TensorSpec((2,), torch.float32),)
 
@@ -423,6 +424,7 @@ CUTS = [(0, 5, 5, 9), (0, 0, 0, 4), (0, 700_000, 700_001, 3_000_001)]  # large, 
 
 @every_transport
 @pytest.mark.parametrize("ranks", [(0, 1, 2), (0, 2)])
+@pytest.mark.sampled(2)
 def test_parts_are_gathered_and_sums_are_left_where_they_belong(run, ranks):
     def body(end):
         right = []

@@ -18,6 +18,7 @@ SPEC = (TensorSpec((4,), torch.float32),)
 
 
 @pytest.mark.parametrize("how", ["receive", "send", "sum", "pair"])
+@pytest.mark.sampled(2)
 def test_killed_rank_fails_all_others(how):
     def body(end):
         if end.rank == 2:

@@ -1,6 +1,7 @@
 """Choose: the plan to train by: given, that of the run to resume, or found by the search."""
 
 import functools
+import math
 import operator
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -49,6 +50,8 @@ from penstock.units import format_seconds
 
 COMPILES = "a first search takes longer: its loops run as Python until compiling them would pay"
 _WORTH = 0.02  # of a step: what units have to gain where nobody asked for them
+_LITTLE = "the job's micro-batches cannot be joined, or little would be gained"
+_WAY_S = 1.0  # that a run lasts for another way to be traced, measured and searched
 
 if TYPE_CHECKING:
     from penstock.graph.trace import Capture
@@ -95,11 +98,17 @@ class SearchAim(NamedTuple):
     limit_s:     of searching, all ways of joining micro-batches together, tracing and measuring
                  aside; then the best so far is taken.
     with_front:  whether to find the front too.
+    num_steps:   of the run: what is left out of a short one takes longer than all of its steps.
     """
 
     objective: Objective = "time"
     limit_s: float | None = None
     with_front: bool = False
+    num_steps: float = math.inf
+
+    def is_brief(self, best: Candidate) -> bool:
+        """Return whether all steps are over before another way has been traced and measured."""
+        return best.step_s * self.num_steps < _WAY_S
 
 
 FASTEST = SearchAim()
@@ -364,12 +373,14 @@ def best(
     if only_key(job.data) is None:  # else steps of other shapes would have to be cut alike
         options += in_slices(tried, fixed, aim.objective, cut, is_over)
     degrees = DegreeSearch(tried, fixed, there.cluster, cut, is_over)
-    options += degrees.options(aim.objective)
+    if not any(aim.is_brief(option.best) for option in options):
+        options += degrees.options(aim.objective)
     if not options:
         raise problems[0]
     first = min(options, key=lambda option: option.best.score(aim.objective))
     others = [(o.way.joined, o.best) for o in options if o.way.joined != first.way.joined]
-    plan = _with_reason(first.choice.plan, others, [*problems, *whole])
+    why = "the run is short" if aim.is_brief(first.best) else _LITTLE
+    plan = _with_reason(first.choice.plan, others, [*problems, *whole], why)
     plan = with_joined(plan, first, options)
     plan = decided(plan, (*plan.decisions, *_why_not_fastest(first, options, aim.objective)))
     if first.way.captured.graph.slices != captured.graph.slices:
@@ -381,6 +392,10 @@ def best(
             "search", f"stopped after {format_seconds(aim.limit_s)}", "user", str(tally)
         )
         plan = replace(plan, decisions=(*plan.decisions, late))
+    elif first.found.brief:
+        run = f"{aim.num_steps:,} steps take {format_seconds(aim.num_steps * first.best.step_s)}"
+        why = f"{run}, trying more plans takes longer; `penstock plan` tries them"
+        plan = decided(plan, (*plan.decisions, Decision("search", "brief", "search", why)))
     front = front_of([_joined(option, each) for option in options for each in option.found.front])
     choice = first.choice._replace(plan=plan)
     return Searched(choice, first.way.profiles, front, tally, tuple(options))
@@ -409,13 +424,13 @@ def _options(
 ) -> "Iterator[tuple[Joining, Option | PlanError | GraphError]]":
     """Yield for each way of joining micro-batches what the search finds, or why they stay whole.
 
-    Each has the same part of the time that is left, and none is begun without any.  Where nothing
-    fits the memory they are divided until something does.
+    Each has the same part of the time that is left, and none is begun without any.  None are joined
+    in a brief run.  Where nothing fits the memory they are divided until something does.
     """
     cluster, left_s = there.cluster, aim.limit_s
     assert cluster is not None, "a search is of some machines"
     ranks = cluster.num_ranks if fixed.ranks is None else fixed.ranks
-    samples, short, fits = captured.graph.samples, False, False
+    samples, short, fits, is_brief = captured.graph.samples, False, False, False
     sizes = [*ways_to_join(job), *ways_to_divide(job, fixed, samples, ranks)]
     smaller = [k for k in ways_to_fit(job, fixed, samples) if k not in sizes]
     if (fixed.tensor or 1) > 1:  # no such plan divides micro-batches
@@ -423,6 +438,8 @@ def _options(
     for at, count in enumerate((*sizes, *smaller)):
         if at >= len(sizes) and (fits or not short):
             return
+        if count > 1 and is_brief:
+            continue
         if at and left_s is not None and left_s <= 0:
             way = Joining(count, job, captured, ())
             yield way, PlanError("the time limit was reached")
@@ -438,8 +455,9 @@ def _options(
         part_s = None if left_s is None else left_s / max(1, len(sizes) - at)
         way = Joining(count, *pair, profiles)
         try:
-            yield way, _option(way, fixed, there, aim, _over(None, part_s))
-            fits = True
+            option = _option(way, fixed, there, aim, _over(None, part_s))
+            fits, is_brief = True, aim.is_brief(option.best)
+            yield way, option
         except PlanError as problem:
             yield way, problem
             short = short or isinstance(problem, MemoryShortError)
@@ -478,6 +496,7 @@ def _option(
             fixed=replace(fixed, wire=way.job.fewest_bits, sums=way.job.sums),
             with_front=aim.with_front,
             is_over=is_late,
+            num_steps=aim.num_steps,
             progress=tell,
         )
     return Option(way, found, time.perf_counter() - start)
@@ -546,15 +565,15 @@ def _with_reason(
     plan: Plan,
     others: Sequence[tuple[Taken, Candidate]],
     problems: Sequence[PlanError | GraphError],
+    why: str,
 ) -> Plan:
     """Return the plan with the reason for its size of micro-batch.
 
-    others, problems:  what was found with the other sizes that were possible.
+    others, problems:  what was found with the other sizes that were possible; `why` where none was.
     """
     own = plan.share_words
     if plan.terms.joined != 1:
         own += f", {in_words(plan.terms.joined)}"
-    why = "the job's micro-batches cannot be joined, or little would be gained"
     if problems:
         why = f"every other size was refused: {problems[0].message}"
     if others:

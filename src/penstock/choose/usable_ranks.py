@@ -7,7 +7,7 @@ in order, has work for so many ranks and no more.
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.choose.choose import Machines, Searched, best
+from penstock.choose.choose import FASTEST, Machines, SearchAim, Searched, best
 from penstock.errors import MemoryShortError, PlanError
 from penstock.job import Job
 from penstock.plan.plan import Decision
@@ -25,20 +25,22 @@ class OnRanks(NamedTuple):
     decisions: tuple[Decision, ...] = ()
 
 
-def best_on_ranks(job: Job, fixed: Fixed, captured: "Capture", there: Machines) -> OnRanks:
+def best_on_ranks(
+    job: Job, fixed: Fixed, captured: "Capture", there: Machines, aim: SearchAim = FASTEST
+) -> OnRanks:
     """Return the best plan on as many ranks as are asked for, or else on as many as there can be.
 
     Raises:   PlanError: nothing fits what else is fixed, or the memory.
     """
     try:
-        return OnRanks(best(job, fixed, captured, there), fixed)
+        return OnRanks(best(job, fixed, captured, there, aim), fixed)
     except MemoryShortError:
         raise
     except PlanError as problem:
         shape = fixed.stages, fixed.replicas, fixed.schedule
         if fixed.ranks in (None, 1) or shape != (None, None, None):
             raise
-        searched = best(job, replace(fixed, ranks=None), captured, there)
+        searched = best(job, replace(fixed, ranks=None), captured, there, aim)
         ranks = searched.choice.plan.total_ranks
         if ranks > fixed.ranks:
             raise

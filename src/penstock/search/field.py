@@ -7,6 +7,7 @@ which there is not enough memory, is tried again with recompute where ranks need
 """
 
 import bisect
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -47,6 +48,10 @@ class Tally(NamedTuple):
         return f"{self.simulated + self.slower + self.late} plans: " + "; ".join(parts)
 
 
+_FIRST = 16  # plans that are simulated however short the run is
+_SHARE, _PLAN_S = 0.1, 0.005  # of a run, that searching on may take; what simulating a plan takes
+
+
 def _never() -> bool:
     return False
 
@@ -59,12 +64,22 @@ class Effort:
     rescues    whether what does not fit is tried with less kept, copied away or in shards
     is_over    whether the time is up: the best of those simulated then counts
     progress   called with how many plans are dealt with, and of how many
+    num_steps  of the run that is planned: what trying more may take depends on what it takes
     """
 
     prune: bool = True
     rescues: bool = True
     is_over: Callable[[], bool] = _never
     progress: Callable[[int, int], None] | None = None
+    num_steps: float = math.inf
+
+    @property
+    def worth_s(self) -> float:
+        """Return the seconds a step must gain for a plan to be worth simulating.
+
+        All steps of the run gain ten times what simulating it takes.
+        """
+        return _PLAN_S / (_SHARE * self.num_steps)
 
 
 class Field:
@@ -140,7 +155,7 @@ class Field:
         kept: list[tuple[tuple[float, float], int]] = []
         for done, number in enumerate(self._order):
             self._tell(done)
-            limit = kept[-1][0][0] if len(kept) == count else float("inf")
+            limit = kept[-1][0][0] - self._least_s() if len(kept) == count else math.inf
             if self.effort.prune and self._rough[number] > limit:
                 break
             if not self._has_time(number):
@@ -184,6 +199,11 @@ class Field:
         """Return whether the time is up, and remember that something was left out."""
         self.was_cut_short |= self.effort.is_over()
         return self.was_cut_short
+
+    def _least_s(self) -> float:
+        """Return what a plan has to gain to be simulated, once there are a few."""
+        is_for_time = self.objective == "time" and len(self._made) >= _FIRST
+        return self.effort.worth_s if is_for_time else 0.0
 
     def _tell(self, done: int) -> None:
         if self.effort.progress is not None:

@@ -17,6 +17,7 @@ Source:  the four passes of DeepCompile, arXiv:2504.09983, decided together; not
 """
 
 import heapq
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Literal, NamedTuple, TypeAlias, cast, get_args
@@ -194,9 +195,9 @@ class Climber:
     It simulates fewer plans the more there is in each.
     """
 
-    def __init__(self, field: Field, may: MayMove) -> None:
+    def __init__(self, field: Field, may: MayMove, worth: float = math.inf) -> None:
         self.field, self.judge = field, field.judge
-        self._may, self._most = may, _MOST
+        self._may, self._most, self._worth = may, min(_MOST, worth), worth
         self._known: dict[Plan, Candidate] = {}
 
     def is_over(self) -> bool:
@@ -265,7 +266,8 @@ class Climber:
         """Allow as many more plans as there is time for in one climb."""
         self._may = self._may._replace(beside=beside)
         most = _ACTIONS // (plan.num_stages * plan.step_micro_batches)
-        self._most = len(self._known) + max(_FEWEST, min(_MOST, most)) // 2
+        most = max(_FEWEST, min(_MOST, most)) // 2
+        self._most = min(len(self._known) + most, self._worth)
 
     def _by_singles(self, best: Candidate) -> Candidate:
         before = None
@@ -380,9 +382,11 @@ def with_moves(
     """
     if field.objective == "memory" or not field.effort.rescues:
         return
-    climber = Climber(field, may)
     rows = _movable(field, candidates, error)
     best = next(iter(rows), None)
+    if best is None or is_brief(field, best):
+        return
+    climber = Climber(field, may, _worth(field, best))
     forms: set[tuple[object, ...]] = set()
     tops: list[Candidate] = []
     lacks: list[Candidate] = []  # where climbing began without enough memory
@@ -390,7 +394,7 @@ def with_moves(
         plan = start.plan
         form = plan.cuts, plan.schedule, plan.replicas, plan.place.hosts
         form = form if start in rows else (*form, plan.offload)
-        if best is None or field.is_over():
+        if field.is_over():
             return
         if form in forms or (start in rows and not _is_near(field, start, best)):
             continue
@@ -401,7 +405,7 @@ def with_moves(
         if _is_worth(field, made, best, error):
             best = made
             yield made
-    if best is not None and (not error or best.refused or does_without(best.plan) or lacks):
+    if not error or best.refused or does_without(best.plan) or lacks:
         beside = may.beside and copies_beside(best.plan)
         tops = sorted({*tops, best}, key=lambda each: order(field, each))[:_TOPS]
         lowered = (climber.lowered(each, beside=beside) for each in (best, *lacks[:1]))
@@ -410,6 +414,18 @@ def with_moves(
             if _is_worth(field, made, best, error):
                 best = made
                 yield made
+
+
+def is_brief(field: Field, best: Candidate) -> bool:
+    """Return whether a run is over before moves have been tried; where none fits, they are."""
+    return _worth(field, best) < 1
+
+
+def _worth(field: Field, best: Candidate) -> float:
+    """Return how many plans a run pays for; where none fits, as many as may."""
+    is_needed = best.refused or field.objective == "memory"
+    worth_s = field.effort.worth_s
+    return math.inf if is_needed or not worth_s else best.step_s / worth_s
 
 
 def _movable(field: Field, candidates: Iterable[Candidate], error: float) -> list[Candidate]:

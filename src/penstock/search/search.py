@@ -6,6 +6,7 @@ reason is the best candidate that decides differently.
 """
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -35,7 +36,7 @@ from penstock.search.fastest_topology import with_topology
 from penstock.search.field import Effort, Field, Tally, front_of
 from penstock.search.judge import Judge
 from penstock.search.less_kept import with_less_kept
-from penstock.search.moves import MayMove, with_moves
+from penstock.search.moves import MayMove, is_brief, with_moves
 from penstock.search.polish import polish, recut, with_cuts
 from penstock.search.reasons import reasons
 from penstock.search.shapes import Fixed, Shape, nothing_fits, shapes
@@ -63,6 +64,7 @@ class SearchResult(NamedTuple):
                 seconds; empty unless asked for
     tally       what became of the plans that were to be tried
     cut_short   whether the time was over before `plan` was sure to be the best
+    brief       whether moves were left out because the run takes no longer than trying them
     """
 
     plan: Plan
@@ -70,6 +72,7 @@ class SearchResult(NamedTuple):
     front: tuple[Candidate, ...]
     tally: Tally
     cut_short: bool
+    brief: bool = False
 
 
 def search(  # noqa: PLR0913 - what there is, and one for each request
@@ -85,6 +88,7 @@ def search(  # noqa: PLR0913 - what there is, and one for each request
     prune: bool = True,
     with_front: bool = False,
     is_over: Callable[[], bool] = lambda: False,
+    num_steps: float = math.inf,
     progress: Callable[[int, int], None] | None = None,
 ) -> SearchResult:
     """Return the best plan with its reasons, and what else was found.
@@ -98,6 +102,7 @@ def search(  # noqa: PLR0913 - what there is, and one for each request
     with_front:     whether to find the front too; then those are simulated that may be of it.
     is_over:        whether the time for searching is over.  Then the best so far is returned, as
                     soon as there is a usable one.
+    num_steps:      of the run; moves of single stages are tried as long as they take a tenth of it.
     Asynchronous schedules change the mathematics: they are tried only where `fixed` names one.
     Raises:   PlanError: nothing fits what is fixed, or the memory.
               ScheduleError: `fixed` names a schedule that does not exist.
@@ -114,7 +119,7 @@ def search(  # noqa: PLR0913 - what there is, and one for each request
     if not plans:
         raise cutter.problem or nothing_fits(graph, cluster, micro_batches, fixed)
     may_rescue = not any(plan.offloads for plan in plans)
-    effort = Effort(prune, may_rescue, is_over, progress)
+    effort = Effort(prune, may_rescue, is_over, progress, num_steps)
     field = Field(judge, plans, objective, effort)
     (best, *others), cut_short = _polished(field, cutter, fixed, error), field.was_cut_short
     why = reasons(best, field, judge, fixed, cutter.devices(best.plan))
@@ -127,7 +132,8 @@ def search(  # noqa: PLR0913 - what there is, and one for each request
     candidates = *((chosen,) if chosen is not best else ()), best, *others, *field.simulated
     tried = tried_beside(judge, chosen, candidates, micro_batches)
     plan = decide(chosen.plan, why, Prediction(chosen.step_s, chosen.peak_bytes, chosen.usd, tried))
-    return SearchResult(plan, candidates, front, field.tally(), cut_short)
+    brief = is_brief(field, best)
+    return SearchResult(plan, candidates, front, field.tally(), cut_short, brief)
 
 
 def _ruled(fixed: Fixed, graph: Graph) -> Ruled:

@@ -12,6 +12,7 @@ from penstock.choose.choose import (
     Choice,
     Machines,
     Rewrites,
+    SearchAim,
     Searched,
     decided,
     for_plan,
@@ -145,7 +146,8 @@ def searched_choice(terms: ChoiceTerms, captured: "Capture", laws: "Laws") -> Ch
         bounds = replace(bounds, tensor=bounds.tensor or 1)
     cluster = there.cluster or machines(None, bounds.ranks, there.listener)
     there = there._replace(cluster=cluster.within(to_fill(bounds.memory)))
-    searched, bounds, fewer = best_on_ranks(terms.job, bounds, captured, there)
+    aim = SearchAim(num_steps=terms.num_steps)
+    searched, bounds, fewer = best_on_ranks(terms.job, bounds, captured, there, aim)
     decisions = (*terms.decisions, *fewer)
     terms = terms._replace(bounds=bounds, there=there, decisions=decisions)
     choice = _tuned(terms, searched, laws)

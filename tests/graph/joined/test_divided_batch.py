@@ -47,6 +47,7 @@ OF_SEVERAL = {"dict_inputs", "embeddings"}  # a power of the mean; bags
 @pytest.mark.parametrize(
     "name", sorted(set(JOBS) - OF_BUFFERS - OF_SEVERAL - {"autocast", "autocast_tied"})
 )
+@pytest.mark.sampled(3)
 def test_parts_of_the_zoo_add_up_to_the_micro_batch(name):
     assert difference_of_parts(JOBS[name], 2) < 1e-5
 
@@ -59,6 +60,7 @@ def test_step_that_changes_buffers_is_not_divided(name):
 
 @pytest.mark.parametrize("name", sorted(set(COUPLED) - TOGETHER))
 @pytest.mark.parametrize("parts", [2, 4])
+@pytest.mark.sampled(3)
 def test_what_a_loss_divides_by_is_that_of_the_whole_batch(name, parts):
     job = in_64_bits(job_of(net, rows, COUPLED[name]))
     assert difference_of_parts(job, parts, first=6) < EXACT
@@ -71,6 +73,7 @@ def test_step_that_works_on_samples_together_is_not_divided(name):
 
 
 @pytest.mark.parametrize("name", ORDINARY)
+@pytest.mark.sampled(2)
 def test_ordinary_models_are_divided(name):
     model, batch, loss = ORDINARY[name]
     assert difference_of_parts(job_of(model, batch, loss), 2) < 1e-5

@@ -36,6 +36,7 @@ WITH_EFFECTS = (
 @pytest.mark.parametrize(
     "name", sorted(set(JOBS) - set(WITH_EFFECTS) - {"autocast", "autocast_tied"})
 )
+@pytest.mark.sampled(3)
 def test_joined_step_of_the_zoo_is_the_mean_of_its_parts(name):
     assert difference(JOBS[name], 2) < 1e-5
 
@@ -65,6 +66,7 @@ def test_micro_batch_whose_labels_are_all_ignored_has_no_gradient_and_no_loss():
 
 
 @pytest.mark.parametrize("name", ORDINARY)
+@pytest.mark.sampled(2)
 def test_ordinary_models_are_joined_but_for_their_loss(name):
     model, batch, loss = ORDINARY[name]
     job = job_of(model, batch, loss)

@@ -87,6 +87,7 @@ def hows(made):
 
 @pytest.mark.parametrize("how", ["causal", "all", "masked", "eager", "tied"])
 @pytest.mark.parametrize(("ranks", "tokens"), [(2, 16), (4, 16), (3, 12)])
+@pytest.mark.sampled(3)
 def test_ranks_with_tokens_make_the_step_of_the_plain_model(how, ranks, tokens):
     made = by_tokens(capture(job(tokens=tokens, how=how)), ranks)
     assert made.graph.tensor == ranks

@@ -59,6 +59,7 @@ def assert_equal(job, made, ranks):
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.sampled(3)
 def test_ranks_together_make_the_step_of_the_plain_model(name):
     job = JOBS[name]
     made = by_tensor(capture(job), 2, FREE)

@@ -417,6 +417,7 @@ def test_steps_of_ranks_that_exchange_rows_are_those_of_the_plain_loop(monkeypat
 @pytest.mark.parametrize(
     "options", [{"tensor": 4}, {"stages": 2}, {"replicas": 2, "recompute": True}]
 )
+@pytest.mark.sampled(2)
 def test_steps_of_ranks_that_divide_experts_are_those_of_the_plain_loop(options):
     job = job_of(Net, floats(12, D))
     made = planned_of(job, options.pop("tensor", 2), FAST, **options)

@@ -45,6 +45,7 @@ def hows(made):
 
 @pytest.mark.parametrize("shape", [(4, 8, 16), (1, 8, 16), (3, 8, 16)])
 @pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.sampled(2)
 def test_blocks_with_spread_sums_make_the_step_of_the_plain_model(shape, ranks):
     job = job_of(lambda: nn.Sequential(Block(16, 4), Block(16, 4)), floats(*shape))
     made = spread_of(job, ranks)
@@ -54,6 +55,7 @@ def test_blocks_with_spread_sums_make_the_step_of_the_plain_model(shape, ranks):
 
 
 @pytest.mark.parametrize("name", ["blocks", "tied", "transformer", "rotary", "embeddings"])
+@pytest.mark.sampled(2)
 def test_models_with_spread_sums_make_the_step_of_the_plain_model(name):
     made = spread_of(JOBS[name])
     assert_equal(JOBS[name], made, 2)
@@ -88,6 +90,7 @@ def net(*widths):
     ],
 )
 @pytest.mark.parametrize("latency_s", [0.0, 1e-6, 1e-4])
+@pytest.mark.sampled(3)
 def test_whether_sums_are_spread_is_chosen_as_trying_all_does(job, latency_s):
     prices = RankSpeed(latency_s=latency_s)
     placing = Placing(capture(job), 2, prices)
