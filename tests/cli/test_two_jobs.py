@@ -119,6 +119,7 @@ def test_interrupt_ends_both_with_a_checkpoint_and_leaves_no_process(both) -> No
         nobody_has(folder)
 
 
+@pytest.mark.long
 def test_when_the_command_is_killed_both_jobs_are(both) -> None:
     process, folders = both
     process.kill()

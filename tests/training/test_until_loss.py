@@ -221,7 +221,9 @@ def test_run_ends_when_validations_have_come_down(tmp_path):
     assert told["by"] == "validation"
     assert told["reached"] is True
     assert told["reached_loss"] <= 0.8 * first
-    assert trained.summary["val_loss"] == pytest.approx(told["reached_loss"])
+    rows = [json.loads(row) for row in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    below = [row["val_loss"] for row in rows if row.get("val_loss", first) <= 0.8 * first]
+    assert below[0] == pytest.approx(told["reached_loss"])  # ranks may be steps further by then
     assert trained.summary["steps"] < 60
     with pytest.raises(PlanError, match="validation loss is"):
         ps.train(job, until_loss=0.9 * first, resume=True, **about)

@@ -51,6 +51,7 @@ def test_rows_but_for_the_seconds_are_the_same_again(rows, monkeypatch):
         assert row | {"seconds": 0} == again | {"seconds": 0}
 
 
+@pytest.mark.long
 def test_plan_that_does_not_fit_is_counted_and_has_no_ratio(rows_of_one):
     memory = [row for row in rows_of_one if row["case"] == "memory"]
     short = [row for row in memory if row["planner"] == "PipeDream"]
