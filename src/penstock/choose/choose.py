@@ -387,18 +387,23 @@ def best(
         plan = decided(plan, (*plan.decisions, reason(first, tried, aim.objective)))
     plan = decided(plan, decision(first, options, degrees.rows, fixed.tensor))
     tally = functools.reduce(operator.add, (option.found.tally for option in options))
-    if aim.limit_s is not None and any(option.found.cut_short for option in options):
-        late = Decision(
-            "search", f"stopped after {format_seconds(aim.limit_s)}", "user", str(tally)
-        )
-        plan = replace(plan, decisions=(*plan.decisions, late))
-    elif first.found.brief:
-        run = f"{aim.num_steps:,} steps take {format_seconds(aim.num_steps * first.best.step_s)}"
-        why = f"{run}, trying more plans takes longer; `penstock plan` tries them"
-        plan = decided(plan, (*plan.decisions, Decision("search", "brief", "search", why)))
+    plan = replace(plan, decisions=(*plan.decisions, *_left_out(first, options, aim, tally)))
     front = front_of([_joined(option, each) for option in options for each in option.found.front])
     choice = first.choice._replace(plan=plan)
     return Searched(choice, first.way.profiles, front, tally, tuple(options))
+
+
+def _left_out(
+    first: Option, options: Sequence[Option], aim: SearchAim, tally: Tally
+) -> Iterator[Decision]:
+    """Yield why the search has not tried everything, where it has not."""
+    if aim.limit_s is not None and any(option.found.cut_short for option in options):
+        value = f"stopped after {format_seconds(aim.limit_s)}"
+        yield Decision("search", value, "user", str(tally))
+    elif first.found.brief:
+        run = f"{aim.num_steps:,} steps take {format_seconds(aim.num_steps * first.best.step_s)}"
+        why = f"{run}, trying more plans takes longer; `penstock plan` tries them"
+        yield Decision("search", "brief", "search", why)
 
 
 def _cut_option(
@@ -430,20 +435,17 @@ def _options(
     cluster, left_s = there.cluster, aim.limit_s
     assert cluster is not None, "a search is of some machines"
     ranks = cluster.num_ranks if fixed.ranks is None else fixed.ranks
-    samples, short, fits, is_brief = captured.graph.samples, False, False, False
-    sizes = [*ways_to_join(job), *ways_to_divide(job, fixed, samples, ranks)]
-    smaller = [k for k in ways_to_fit(job, fixed, samples) if k not in sizes]
-    if (fixed.tensor or 1) > 1:  # no such plan divides micro-batches
-        sizes, smaller = [k for k in sizes if k >= 1], []
+    sizes, smaller = _sizes(job, fixed, captured.graph.samples, ranks)
+    short, fits, is_brief = False, False, False
     for at, count in enumerate((*sizes, *smaller)):
         if at >= len(sizes) and (fits or not short):
             return
-        if count > 1 and is_brief:
-            continue
         if at and left_s is not None and left_s <= 0:
             way = Joining(count, job, captured, ())
             yield way, PlanError("the time limit was reached")
             return
+        if count > 1 and is_brief:
+            continue
         pair = (job, captured) if count == 1 else _joined_job(job, captured, count, there)
         if isinstance(pair, GraphError):
             if count < 1:
@@ -455,13 +457,21 @@ def _options(
         part_s = None if left_s is None else left_s / max(1, len(sizes) - at)
         way = Joining(count, *pair, profiles)
         try:
-            option = _option(way, fixed, there, aim, _over(None, part_s))
+            yield way, (option := _option(way, fixed, there, aim, _over(None, part_s)))
             fits, is_brief = True, aim.is_brief(option.best)
-            yield way, option
         except PlanError as problem:
             yield way, problem
             short = short or isinstance(problem, MemoryShortError)
         left_s = None if left_s is None else left_s - (time.perf_counter() - start)
+
+
+def _sizes(job: Job, fixed: Fixed, samples: int, ranks: int) -> tuple[list[Taken], list[Taken]]:
+    """Return the sizes of micro-batches to try, and those to try where nothing fits."""
+    sizes = [*ways_to_join(job), *ways_to_divide(job, fixed, samples, ranks)]
+    smaller = [k for k in ways_to_fit(job, fixed, samples) if k not in sizes]
+    if (fixed.tensor or 1) > 1:  # no such plan divides micro-batches
+        return [k for k in sizes if k >= 1], []
+    return sizes, [*smaller]
 
 
 def _option(

@@ -388,8 +388,7 @@ def with_moves(
         return
     climber = Climber(field, may, _worth(field, best))
     forms: set[tuple[object, ...]] = set()
-    tops: list[Candidate] = []
-    lacks: list[Candidate] = []  # where climbing began without enough memory
+    tops, lacks = list[Candidate](), list[Candidate]()  # lacks: begun without enough memory
     for start in (*rows, *climber.starts(rows, always=not error)):
         plan = start.plan
         form = plan.cuts, plan.schedule, plan.replicas, plan.place.hosts

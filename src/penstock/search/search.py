@@ -110,16 +110,15 @@ def search(  # noqa: PLR0913 - what there is, and one for each request
     """
     suits, rules = not _has_seconds(fixed), _ruled(fixed, graph)
     judge = Judge(graph, profiles, cluster, suits=suits, rules=rules)
-    cutter = _Cutter(judge, clip=clip)
-    plans = list[Plan]()
+    cutter, plans = _Cutter(judge, clip=clip), list[Plan]()
     for shape in shapes(graph, cluster, micro_batches, fixed):
         plans += cutter.plans(shape, fixed)
         if progress is not None:
             progress(len(plans), 0)
     if not plans:
         raise cutter.problem or nothing_fits(graph, cluster, micro_batches, fixed)
-    may_rescue = not any(plan.offloads for plan in plans)
-    effort = Effort(prune, may_rescue, is_over, progress, num_steps)
+    rescues = not any(plan.offloads for plan in plans)
+    effort = Effort(prune, rescues, is_over, progress, num_steps)
     field = Field(judge, plans, objective, effort)
     (best, *others), cut_short = _polished(field, cutter, fixed, error), field.was_cut_short
     why = reasons(best, field, judge, fixed, cutter.devices(best.plan))
@@ -132,8 +131,7 @@ def search(  # noqa: PLR0913 - what there is, and one for each request
     candidates = *((chosen,) if chosen is not best else ()), best, *others, *field.simulated
     tried = tried_beside(judge, chosen, candidates, micro_batches)
     plan = decide(chosen.plan, why, Prediction(chosen.step_s, chosen.peak_bytes, chosen.usd, tried))
-    brief = is_brief(field, best)
-    return SearchResult(plan, candidates, front, field.tally(), cut_short, brief)
+    return SearchResult(plan, candidates, front, field.tally(), cut_short, is_brief(field, best))
 
 
 def _ruled(fixed: Fixed, graph: Graph) -> Ruled:
