@@ -22,7 +22,7 @@ BEHIND = {  # lines that may stand behind a module
     "program.program": 5_612,  # since numba and scipy are extras
     "simulate.simulate": 14_063,  # since numba and scipy are extras
     "runtime.worker": 35_910,  # since numba and scipy are extras
-    "training.train": 109_300,  # since numba and scipy are extras
+    "training.train": 109_279,  # since numba and scipy are extras
 }
 _RUNNING = (
     "runtime",
