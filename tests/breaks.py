@@ -3926,8 +3926,8 @@ BREAKS = (
     Break(
         "recompute_fixed_for_all",
         "search/search.py",
-        "may_rescue = not any(plan.offloads for plan in plans)",
-        "may_rescue = fixed.recompute is None and not any(plan.offloads for plan in plans)",
+        "rescues = not any(plan.offloads for plan in plans)",
+        "rescues = fixed.recompute is None and not any(plan.offloads for plan in plans)",
         ("tests/search/test_far_memory.py",),
         "who says something of recompute gets no far memory where memory is short",
     ),
