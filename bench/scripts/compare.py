@@ -15,6 +15,9 @@ from penstock.state.tensor_parts import whole
 
 ROUNDING = 1e-5  # of the largest element; ten steps of float32 in another order
 ROUNDING_BFLOAT16 = 2e-2  # two of its units: a sum in another order may round a factor away
+ULP = 2.0**-22  # of float32, two of them
+SMALL_GAP = 1e-4  # is looked at by moving the first weights by so much of themselves
+GROWS = "rounding that grows"
 SMALL = 0.1  # beside the largest of its kind: some gradients are nothing but rounding
 COMPARED = ("weights/", "buffers/", "optimizer/", "loss/")  # checkpoints hold more, to resume by
 NOTHING = 1e-9  # where the loop has no more than this anywhere, what it does has no scale

@@ -7,6 +7,7 @@ and in the optimizer is the one thing that it defines, and a loop leaves to the 
 
 import importlib.util
 import sys
+from collections import deque
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -172,6 +173,17 @@ def is_strided(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided
 
 
+def _put_state(place: str, value: Any, tensors: State, plain: dict[str, object]) -> None:
+    """Add a value of an optimizer's state; the tensors in lists and dicts are numbered, as met."""
+    if isinstance(value, Tensor):
+        tensors[place] = value
+        return
+    plain[place] = value
+    inside = tree_flatten(list(value) if isinstance(value, deque) else value)[0]
+    found = [leaf for leaf in inside if isinstance(leaf, Tensor)]
+    tensors |= {f"{place}/{number}": leaf for number, leaf in enumerate(found)}
+
+
 def _state(
     model: nn.Module, named: dict[str, nn.Parameter], optimizer: Any, losses: list[float]
 ) -> Found:
@@ -181,6 +193,5 @@ def _state(
     plain: dict[str, object] = {}
     for name, parameter in named.items():
         for key, value in optimizer.state.get(parameter, {}).items():
-            into: dict[str, Any] = tensors if isinstance(value, Tensor) else plain
-            into[f"optimizer/{name}/{key}"] = value
+            _put_state(f"optimizer/{name}/{key}", value, tensors, plain)
     return Found({key: value.clone() for key, value in tensors.items()}, plain, losses)

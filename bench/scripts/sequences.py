@@ -20,8 +20,10 @@ from safetensors.torch import load_file
 
 from bench.scripts.cases import Script
 from bench.scripts.compare import (
+    GROWS,
     ROUNDING,
     ROUNDING_BFLOAT16,
+    ULP,
     Difference,
     difference,
     differing,
@@ -55,7 +57,6 @@ ELASTIC = ("--elastic", "--set", "trial=false")
 LONG = 2000  # steps of a run that does not end by itself
 EVERY = 3  # steps between the checkpoints of a run that is killed
 MISSING = "not exported:"
-ULP = 2.0**-22  # of float32, two of them
 SHORT = 40  # steps in which rounding does not grow much
 GROWTH = 30.0  # times as far as one rounding: a run has many
 MORE = 4  # steps done at least after what disturbed a run
@@ -291,8 +292,9 @@ def _compared(bench: Bench, script: Script, out: Path, row: Row) -> Row:
     if not equal:
         why = f"{most.where} after {steps} steps"
         moved = bench.loop(script, steps, moved=ULP) if steps > SHORT else "few steps"
-        if not isinstance(moved, str) and parts_as(found.losses, loop.losses, moved.losses):
-            equal, why = True, f"rounding that grows: {why}"
+        parts = not isinstance(moved, str) and parts_as(found.losses, loop.losses, moved.losses)
+        if parts or bench.is_rounding(most.value, script, steps, loop):
+            equal, why = True, f"{GROWS}: {why}"
     audited_to = audited(out)
     return replace(
         row,

@@ -1,6 +1,7 @@
 """bench.scripts: its loop is the plain one, it sees what differs, a few scripts come out right."""
 
 import math
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +12,10 @@ from torch import nn
 from bench.scripts import __main__ as command
 from bench.scripts import runs
 from bench.scripts.cases import PLANS, Script, scripts
-from bench.scripts.compare import ROUNDING, difference
+from bench.scripts.compare import ROUNDING, ULP, difference
 from bench.scripts.oracle import Found, plain_loop
 from penstock.job import Job
+from penstock.state.values import put_value
 
 ALL = {f"{script.about}:{script.name}": script for script in scripts()}
 
@@ -171,3 +173,39 @@ def test_a_command_that_never_ends_is_ended_and_no_refusal(tmp_path, monkeypatch
     row = next(iter(runs.Bench(tmp_path).rows_of(script)))
     assert (row.equal, row.refused, row.silent) == (False, False, True)
     assert "still running" in row.why
+
+
+def test_tensors_in_lists_of_an_optimizers_state_have_the_keys_of_a_checkpoint() -> None:
+    """As `put_value` of the product takes a value apart."""
+
+    class Listing(torch.optim.Optimizer):
+        def __init__(self, weights) -> None:
+            super().__init__(weights, {"lr": 0.1})
+
+        def step(self, closure=None):
+            for weight in self.param_groups[0]["params"]:
+                state = self.state[weight]
+                state["last"] = [*state.get("last", []), weight.grad.clone()]
+                state["queue"] = deque([{"a": 1.0, "b": weight.grad.clone()}, 2])
+                state["pair"] = (0.5, 3)
+
+    job = replace(job_of(), optimizer=Listing)
+    found = plain_loop(job, 2)
+    name = next(iter(dict(job.model().named_parameters())))
+    tensors, plain = {}, {}
+    put_value(f"optimizer/{name}/queue", deque([{"a": 1.0, "b": torch.ones(1)}, 2]), tensors, plain)
+    own = {k for k in found.tensors if k.startswith(f"optimizer/{name}/")}
+    assert own == {f"optimizer/{name}/last/{n}" for n in (0, 1)} | tensors.keys()
+
+
+def test_a_small_difference_is_rounding_where_moved_weights_make_as_much(tmp_path) -> None:
+    script = next(s for s in scripts() if f"{s.about}:{s.name}" == "ordinary:mlp")
+    bench = runs.Bench(tmp_path)
+    loop = bench.loop(script, 3)
+    assert not isinstance(loop, str)
+    moved = bench.loop(script, 3, moved=ULP)
+    assert not isinstance(moved, str)
+    most = difference(moved, loop).value
+    assert bench.is_rounding(most / 2, script, 3, loop)
+    assert not bench.is_rounding(most * 1.01, script, 3, loop)
+    assert not bench.is_rounding(1.0, script, 3, loop)

@@ -40,6 +40,7 @@ def test_what_training_leaves_is_exported_without_naming_the_job(
         "written": "out/model.safetensors",
         "checkpoint": "run/checkpoints/step-000004",
         "step": 4,
+        "left_out": [],
     }
     fresh, again = mlp.model(), mlp.model()
     fresh.load_state_dict(load_file("out/model.safetensors"), strict=True)
@@ -139,3 +140,39 @@ def test_the_job_of_a_folder_that_others_wrote_is_shown_and_not_run(call: Call, 
     assert f"{run}/weights.py, which is not run unasked" in error
     assert "--yes" in hint
     assert not (run / "stolen").exists()
+
+
+GRAPH = """
+import torch
+import penstock as ps
+
+class Graph(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 2)
+        self.register_buffer("near", torch.eye(2).to_sparse())
+
+    def forward(self, x):
+        return self.near @ self.layer(x)
+
+def data(start):
+    while True:
+        yield torch.ones(2, 2)
+
+def loss(model, batch):
+    return model(batch).square().mean()
+
+def job() -> ps.Job:
+    return ps.Job(Graph, loss, data, lambda w: torch.optim.SGD(w, lr=0.1))
+"""
+
+
+def test_sparse_buffers_that_are_left_out_are_named(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "graph.py").write_text(GRAPH)
+    done = call("train", tmp_path / "graph.py:job", "--out", tmp_path / "run", "--steps", 2)
+    assert done.code == 0, done.err
+    done = call("export", tmp_path / "run", "--to", tmp_path / "m.safetensors")
+    assert done.code == 0, done.err
+    assert "left out: near, sparse, as the model builds it: load with strict=False" in done.out
+    done = call("export", tmp_path / "run", "--to", tmp_path / "m.safetensors", "--json")
+    assert json.loads(done.out)["left_out"] == ["near"]

@@ -51,13 +51,16 @@ def export(
     with face.only_results(), as_started(text):
         kept = with_averages(load(place), str(place)) if average else load(place)
         model = trained(_job_of(folder, text, is_given=job is not None), kept)
-        (save_state if is_file else save_pretrained)(model, to)
+        left_out = (save_state if is_file else save_pretrained)(model, to)
     found: dict[str, Json] = {"written": str(to), "checkpoint": str(place), "step": kept.step}
+    found["left_out"] = list(left_out)
     if as_json:
         face.show_json(found)
     else:
         what = "average of the weights" if average else "weights"
         face.show(f"{to}: the {what} after step {kept.step}, of {place}")
+        for name in left_out:
+            face.show(f"left out: {name}, sparse, as the model builds it: load with strict=False")
 
 
 def _parsed(checkpoint: str) -> tuple[str, bool]:

@@ -7,12 +7,14 @@ what the examination of the job looks for, as of any other attribute.
 """
 
 import weakref
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-_built: "weakref.WeakKeyDictionary[nn.Module, frozenset[str]]" = weakref.WeakKeyDictionary()
+Sizes = Mapping[str, tuple[int, ...]]
+_built: "weakref.WeakKeyDictionary[nn.Module, Sizes]" = weakref.WeakKeyDictionary()
 
 
 def note_built(model: "nn.Module", *, again: bool = False) -> None:
@@ -20,10 +22,10 @@ def note_built(model: "nn.Module", *, again: bool = False) -> None:
 
     again:  those of a model whose caches have been filled last as well.
     """
-    names = frozenset(name for name, _ in model.named_buffers())
+    sizes = {name: tuple(buffer.shape) for name, buffer in model.named_buffers()}
     if again:
-        _built[model] = names
-    _built.setdefault(model, names)
+        _built[model] = sizes
+    _built.setdefault(model, sizes)
 
 
 def is_dense(tensor: "Tensor") -> bool:
@@ -39,7 +41,18 @@ def lasting_buffers(model: "nn.Module") -> "dict[str, Tensor]":
     """
     buffers = {n: b for n, b in model.named_buffers() if is_dense(b)}
     first = _built.get(model)
-    if first is None or first.issuperset(buffers):
+    if first is None or first.keys() >= buffers.keys():
         return buffers
     saved = model.state_dict(keep_vars=True)
     return {name: value for name, value in buffers.items() if name in first or name in saved}
+
+
+def resized_buffers(model: "nn.Module") -> "dict[str, tuple[int, ...] | None]":
+    """Return the buffers that are state and no longer as large as a job has built them, and how
+    large that was; None: it was not there.  Of a model that no job has built there are none.
+    """
+    first = _built.get(model)
+    if first is None:
+        return {}
+    sizes = {name: tuple(buffer.shape) for name, buffer in lasting_buffers(model).items()}
+    return {name: first.get(name) for name, size in sizes.items() if size != first.get(name)}

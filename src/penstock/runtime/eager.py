@@ -55,6 +55,7 @@ from penstock.runtime.step_traces import ProfiledSteps, StepTracer
 from penstock.runtime.validate import is_out_of_patience, lent, validate, weights_of
 from penstock.runtime.worker import RankResult, Report, is_validated
 from penstock.state.carried_buffers import Carried, in_order
+from penstock.state.grown import built_sizes
 from penstock.state.laws.buffers import Laws, buffer_laws
 from penstock.state.laws.norms import ALONE, as_often
 from penstock.state.loss_scale import LEAST, LossScale
@@ -501,7 +502,8 @@ class EagerRank:
         """Return weights and buffers by key, also the caches that forward has filled."""
         weights = {f"weights/{name}": value for name, value in self.model.named_parameters()}
         buffers = ((name, value) for name, value in self.model.named_buffers() if is_dense(value))
-        return weights | {f"buffers/{name}": value for name, value in buffers}
+        held = weights | {f"buffers/{name}": value for name, value in buffers}
+        return held | built_sizes(self.model)
 
     def _load(self, state: checkpoint.Checkpoint, step: int) -> None:
         """Go on from a checkpoint: what acts by itself comes to `step` first, then all is put back.

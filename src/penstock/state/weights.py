@@ -31,6 +31,7 @@ from penstock.state.averaged import Averaged
 from penstock.state.copies import FarState, far_state
 from penstock.state.error_feedback import POWER, HeldBack, held_key
 from penstock.state.flat import all_views, count_of, layouts_of, run_of
+from penstock.state.grown import resize_buffers
 from penstock.state.optimizer.optimizer import Optimizers, optimizers_of
 from penstock.state.optimizer.optimizer_trial import TRYING
 from penstock.state.optimizer.updates import Updates
@@ -735,9 +736,10 @@ def load_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Copy "weights/NAME" and "buffers/NAME" into a module.
 
     A buffer that no state_dict holds stays, where the checkpoint has none of its shape: forward
-    may have made it, or make it again.
+    may have made it, or make it again.  One that forward has made larger becomes as large.
     Raises:   CheckpointError: one is missing or has another shape.
     """
+    resize_buffers(model, tensors)
     with torch.no_grad():
         for name, value in model.named_parameters():
             value.copy_(fitting(tensors, f"weights/{name}", value))

@@ -27,6 +27,7 @@ from penstock.errors import CheckpointError, JobError
 from penstock.graph.composed import AVERAGE, averaged
 from penstock.graph.lasting import is_dense
 from penstock.job import Job
+from penstock.state.grown import resizable, resize_buffers
 from penstock.state.python_state import EXTRA, extra_key, take_extra, with_extra
 from penstock.state.values import OddError, Plain, Tensors, put_value
 from penstock.step_places import CARRY
@@ -54,6 +55,7 @@ def load_weights(
     with torch.no_grad():
         for own, found in _pairs(model, kept.tensors):
             own.copy_(found)
+    resize_buffers(model, kept.tensors)
     take_extra(model, kept.tensors, kept.plain)
     return kept.step
 
@@ -113,12 +115,13 @@ def trained(job: Job, kept: checkpoint.Checkpoint) -> nn.Module:
     model = replace(job, carry=None).model()
     for own, found in _pairs(model, kept.tensors):
         own.data = found
+    resize_buffers(model, kept.tensors)
     take_extra(model, kept.tensors, kept.plain)
     return model
 
 
 def _pairs(model: nn.Module, tensors: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """Return each tensor of the model beside that of the checkpoint.
+    """Return each tensor of the model beside that of the checkpoint, but those to be resized.
 
     Raises:   CheckpointError: a key is missing, too much or of another shape.
     """
@@ -126,6 +129,8 @@ def _pairs(model: nn.Module, tensors: Mapping[str, Tensor]) -> list[tuple[Tensor
     own |= {f"buffers/{name}": b for name, b in model.named_buffers() if is_dense(b)}
     saved = {key for key in tensors if key.startswith(("weights/", "buffers/"))}
     saved -= {key for key in saved if key.startswith(f"buffers/{CARRY}.")}
+    resized = {f"buffers/{name}" for name in resizable(model, tensors)}
+    own, saved = {k: value for k, value in own.items() if k not in resized}, saved - resized
     fleeting = _fleeting(model)
     pairs: list[tuple[Tensor, Tensor]] = []
     for key, value in own.items():
@@ -148,9 +153,10 @@ def _fleeting(model: nn.Module) -> set[str]:
     return {f"buffers/{name}" for name, _ in model.named_buffers() if name not in lasting}
 
 
-def save_state(model: nn.Module, path: Path) -> int:
-    """Write the model's `state_dict` as one file of safetensors; return how many tensors it has.
+def save_state(model: nn.Module, path: Path) -> list[str]:
+    """Write the model's `state_dict` as one file of safetensors; return what was left out of it.
 
+    That is the sparse buffers: the model builds them, and no run changes them.
     What `get_extra_state` returns, if that is no tensor, is taken apart: tensors in it are beside
     the others, the rest is JSON in the file's metadata.  `weights` gives it back.
     Raises:   JobError: it holds something else.
@@ -158,6 +164,8 @@ def save_state(model: nn.Module, path: Path) -> int:
     """
     state: dict[str, Any] = model.state_dict()
     extra = _taken_apart(model, state)
+    sparse = [n for n, b in model.named_buffers() if n in state and not is_dense(b)]
+    state = {key: value for key, value in state.items() if key not in sparse}
     for key, value in state.items():
         if not isinstance(value, Tensor) or value.layout != torch.strided:
             message = f"the model's state_dict holds {key}, a {type(value).__name__}"
@@ -167,7 +175,7 @@ def save_state(model: nn.Module, path: Path) -> int:
         save_file(copies, part, metadata={"format": "pt", **extra})
         with part.open("rb") as file:
             os.fsync(file.fileno())
-    return len(state)
+    return sparse
 
 
 def _taken_apart(model: nn.Module, state: dict[str, Any]) -> dict[str, str]:
@@ -189,8 +197,9 @@ def _taken_apart(model: nn.Module, state: dict[str, Any]) -> dict[str, str]:
     return {EXTRA: json.dumps(plain)} if plain else {}
 
 
-def save_pretrained(model: nn.Module, folder: Path) -> None:
+def save_pretrained(model: nn.Module, folder: Path) -> list[str]:
     """Write what the `from_pretrained` of the model's class reads: configuration and weights.
+    Nothing of it is left out.
 
     Other files of the folder stay as they are; weights of an earlier export are replaced.
 
@@ -203,6 +212,7 @@ def save_pretrained(model: nn.Module, folder: Path) -> None:
         raise JobError(message, hint='give to="FILE.safetensors" for its state_dict')
     with _renamed(folder) as part:
         save(part)
+    return []
 
 
 @contextmanager
