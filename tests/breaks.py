@@ -4445,6 +4445,14 @@ BREAKS = (
         "a line for every plan of a search where stderr is no terminal",
     ),
     Break(
+        "what_a_loss_wrote_is_forgotten",
+        "examine/examine.py",
+        "forgets=(*begun_anew(impure), *kept)",
+        "forgets=(*begun_anew(impure), *kept[:0])",
+        ("tests/training/test_resumed.py",),
+        "a run goes on with fresh data where the loss has written into what the data keeps",
+    ),
+    Break(
         "short_runs_leave_out_what_they_pay_for",
         "search/field.py",
         "return _PLAN_S / (_SHARE * self.num_steps)",

@@ -85,7 +85,17 @@ def other_counter_named() -> Job:
     return job_of(lambda m, b: plainly(m, b) / counter.next(), state={"other": other})
 
 
-ANEW = [by_iterator, by_object, by_tensor, by_generator, other_counter_named]
+def by_batches_written() -> Job:
+    rows = list(itertools.islice(batches(0), 5))
+
+    def loss(model, batch):
+        batch[0].mul_(0.8)
+        return plainly(model, batch)
+
+    return job_of(loss, lambda start: itertools.islice(itertools.cycle(rows), start, None))
+
+
+ANEW = [by_batches_written, by_iterator, by_object, by_tensor, by_generator, other_counter_named]
 
 
 def by_name() -> Job:

@@ -26,6 +26,7 @@ from penstock.batches.how import own_random
 from penstock.batches.reads import started
 from penstock.device import here
 from penstock.errors import JobError, PenstockError
+from penstock.examine.queries import text_of
 from penstock.examine.surroundings import NOTES, NUMBER, noting
 from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.contents import flatten, own, seen
@@ -60,11 +61,13 @@ class DataFound:
 
     problem:        why a micro-batch is not a function of its number alone, and how to fix it.
     reuses_memory:  whether the memory of one is filled again later.
+    keeps:          what of it Python keeps from step to step, and no checkpoint; "" for nothing.
     begins:         digest of the first micro-batch; "" for nothing.
     """
 
     problem: str | None = None
     reuses_memory: bool = False
+    keeps: str = ""
     begins: str = field(default="", compare=False)
 
 
@@ -87,7 +90,7 @@ def check_data(
         limit_s = max(_PATIENCE_S, _PATIENCE * (time.perf_counter() - start))
         if not can_fork():
             seen = look(_deaf)
-            return DataFound(_words(seen, first, ()), seen.reuses_memory)
+            return DataFound(_words(seen, first, ()), seen.reuses_memory, _kept(job, seen))
         try:
             seen = _Seen(**in_a_fork(lambda beat: asdict(look(beat)), limit_s))
             there = in_a_fork(lambda beat: _begun(job, first, seen.starts[-1:], beat), limit_s)
@@ -95,7 +98,8 @@ def check_data(
             what = f"in this process micro-batch {first} was read, but {problem.message}"
             why = "a run's ranks are such processes: they have none of this one's threads"
             return DataFound(f"{what}: {why}; start threads inside `data`", reuses_memory=False)
-    return DataFound(_words(seen, first, [*here, *there]), seen.reuses_memory, here[0])
+    words = _words(seen, first, [*here, *there])
+    return DataFound(words, seen.reuses_memory, _kept(job, seen), here[0])
 
 
 def check_here(job: Job, begins: str) -> None:
@@ -280,6 +284,9 @@ def _deaf() -> None:
 # -- words ----------------------------------------------------------------------------------------
 
 
+_WRITTEN = "the loss writes into the micro-batch, whose memory `data` yields again"
+
+
 def _words(seen: _Seen, first: int, there: Sequence[str]) -> str | None:
     """Return what is wrong and how to fix it.
 
@@ -295,9 +302,16 @@ def _words(seen: _Seen, first: int, there: Sequence[str]) -> str | None:
         return f"{what}: use ps.batches(dataset, batch_size), or {ways} for micro-batch k"
     found = _again(seen, first, there) or _apart(seen, first) or _elsewhere(seen, first, there)
     if not found and seen.written:
-        what = "the loss writes into the micro-batch, whose memory `data` yields again"
-        return f"{what}, so later ones hold what it wrote: let the loss write into a clone()"
+        return f"{_WRITTEN}, so later ones hold what it wrote: let the loss write into a clone()"
     return f"{found}; {_MEND}" if found else None
+
+
+def _kept(job: Job, seen: _Seen) -> str:
+    if not seen.written:
+        return ""
+    code = getattr(job.loss, "__code__", None)
+    line = "" if code is None else f"{text_of((code.co_filename, code.co_firstlineno))}: "
+    return f"{line}{_WRITTEN}"
 
 
 def _again(seen: _Seen, first: int, there: Sequence[str]) -> str:

@@ -209,8 +209,8 @@ def _asked(job: Job, *, check: bool) -> Examined:
         return Examined(laws=measured_laws(job))
     looked = looked_at(job)
     impure, beside = looked.impurities, rate_of(job).beside
-    rates = (beside,) if beside else ()
-    found = Examined(forgets=(*begun_anew(impure), *rates), beside=looked.beside, keys=looked.keys)
+    kept = [one for one in (beside, data.keeps) if one]
+    found = Examined(forgets=(*begun_anew(impure), *kept), beside=looked.beside, keys=looked.keys)
     if data.problem:
         return replace(found, one_process=data.problem)
     if not all(one.batch for one in impure):
