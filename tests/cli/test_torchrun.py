@@ -362,7 +362,7 @@ def test_cluster_is_not_ignored_where_a_model_cannot_be_traced(call: Call, tmp_p
     machines = tmp_path / "machines.toml"
     Cluster((SMALL,), (Host("here", "small", 2),), inside=Link(1e-3, 1e7)).save(machines)
     job = JOB.replace(":dropout", ":untraceable")
-    call("train", job, "--set", f"cluster={machines}").refusal(2)
+    call("train", job, "--out", tmp_path / "run", "--set", f"cluster={machines}").refusal(2)
 
 
 @pytest.mark.usefixtures("rank_1")
@@ -386,7 +386,8 @@ def test_each_process_runs_its_rank_of_the_plan(monkeypatch) -> None:
 def test_machines_that_are_not_there_are_refused(call: Call, tmp_path: Path, monkeypatch) -> None:
     machines = tmp_path / "machines.toml"
     UNLIKE.save(machines)
-    said, hint = call("train", JOB, "--set", f"cluster={machines}").refusal(2)
+    command = ["train", JOB, "--out", tmp_path / "run", "--set", f"cluster={machines}"]
+    said, hint = call(*command).refusal(2)
     assert said == f"{machines} has 2 hosts; here is one"
     assert "torchrun" in hint
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
