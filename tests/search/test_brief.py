@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,6 +39,11 @@ def test_what_is_left_out_gains_less_in_all_steps_than_ten_times_simulating_it(
     (found,), (best,) = brief.best(1), whole.best(1)
     assert (found.step_s - best.step_s) * num_steps * 0.1 <= 0.005
     assert len(brief.simulated) <= len(whole.simulated)
+
+
+def test_a_step_has_to_gain_what_pays_ten_times_for_simulating_a_plan() -> None:
+    assert Effort(num_steps=10).worth_s * 10 == pytest.approx(10 * 0.005)
+    assert Effort().worth_s == 0
 
 
 def test_the_shorter_the_run_the_fewer_plans_are_simulated(monkeypatch) -> None:
