@@ -79,14 +79,19 @@ def test_case_is_what_it_says(case, seed):
         assert sum(slow.layer_s) > 1.2 * sum(fast.layer_s)
 
 
-def test_command_prints_a_table_or_json(monkeypatch, rows_of_one):
-    monkeypatch.setattr(planners, "rows_of", lambda samples: rows_of_one)
+def test_command_prints_a_table_or_json(monkeypatch):
+    more = {"samples", "ratio_least", "ratio_1f1b_least"}
+    figures = dict.fromkeys(KEYS - {"planner", "case"} | more, 1)
+    names = ["reference", "reference, 1F1B", *(planner.name for planner in PLANNERS)]
+    cases = [case.__name__ for case in planners.CASES]
+    made = [{"planner": n, "case": c, **figures} for c in cases for n in names]
+    monkeypatch.setattr(planners, "rows_of", lambda samples: made)
     for flags in ([], ["--json"]):
         monkeypatch.setattr(sys, "argv", ["planners", *flags])
         with contextlib.redirect_stdout(io.StringIO()) as out:
             planners.main()
         if flags:
-            assert json.loads(out.getvalue())["rows"] == rows_of_one
+            assert json.loads(out.getvalue())["rows"] == made
         else:
             assert all(planner.name in out.getvalue() for planner in PLANNERS)
 
