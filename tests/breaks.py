@@ -4461,12 +4461,12 @@ BREAKS = (
         "a plan that all steps of a run would have paid for is left out",
     ),
     Break(
-        "short_runs_move_stages",
-        "search/moves.py",
-        "return _worth(field, best) < 1",
-        "return _worth(field, best) < 0",
-        ("tests/search/test_brief.py",),
-        "moves of single stages are tried however short the run is",
+        "short_runs_go_on_as_they_are",
+        "training/plan_choice.py",
+        "is_other = is_other or was_brief(plan, terms.num_steps)",
+        "is_other = is_other or not plan",
+        ("tests/training/test_train.py",),
+        "a run that was begun as a short one trains on for long by a plan of a brief search",
     ),
     Break(
         "short_runs_are_joined",

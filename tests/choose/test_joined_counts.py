@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from penstock.choose.choose import Machines, SearchAim, best, for_plan
+from penstock.choose.choose import Machines, SearchAim, best, for_plan, was_brief
 from penstock.choose.joined_counts import in_words, ways_to_divide, ways_to_fit
 from penstock.cluster import Cluster
 from penstock.errors import MemoryShortError
@@ -187,12 +187,14 @@ def test_of_a_run_that_is_short_micro_batches_stay_as_they_are():
         job_of(micro_batches=4), model=lambda: plain, loss=lambda m, b: m(b[0]).square().mean()
     )
     captured, there = capture(job), machines(2)
-    ways, words = [], []
+    ways, words, plans = [], [], []
     for num_steps in (5, 10**9):
         found = best(job, Fixed(ranks=2), captured, there, SearchAim(num_steps=num_steps))
         ways.append({option.way.joined for option in found.options})
         words.append({each.what: each.why for each in found.choice.plan.decisions})
+        plans.append(found.choice.plan)
     assert ways == [{1}, {1, 2, 4}]
     assert words[0]["micro-batches"] == "the run is short"
     assert words[0]["search"].startswith("5 steps take")
     assert "search" not in words[1]
+    assert [was_brief(plan, steps) for plan in plans for steps in (5, 10**9)] == [0, 1, 0, 0]

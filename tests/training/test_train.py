@@ -83,6 +83,18 @@ def test_the_plan_of_an_earlier_run_in_the_same_folder_is_followed(tmp_path):
     assert (tmp_path / "run.1" / "plan.json").exists()
 
 
+def test_a_short_run_that_goes_on_for_long_is_searched_for_anew(tmp_path, monkeypatch):
+    about = {"out": tmp_path / "run", "ranks": 2, "check": False, "trial": False}
+
+    def told(**more) -> list[str]:
+        plan = ps.train(small(), **about, **more).plan
+        return [each.value for each in plan.decisions if each.what == "search"]
+
+    assert told(num_steps=1) == told(num_steps=2, resume=True) == ["brief"]
+    monkeypatch.setattr("penstock.choose.choose._WAY_S", 0.0)  # as if steps took long
+    assert told(num_steps=3, resume=True) == []
+
+
 @pytest.mark.parametrize(
     ("asked", "message"),
     [

@@ -51,6 +51,7 @@ from penstock.units import format_seconds
 COMPILES = "a first search takes longer: its loops run as Python until compiling them would pay"
 _WORTH = 0.02  # of a step: what units have to gain where nobody asked for them
 _LITTLE = "the job's micro-batches cannot be joined, or little would be gained"
+_BRIEF = "brief"  # what is decided of the search for a short run
 _WAY_S = 1.0  # that a run lasts for another way to be traced, measured and searched
 
 if TYPE_CHECKING:
@@ -106,9 +107,9 @@ class SearchAim(NamedTuple):
     with_front: bool = False
     num_steps: float = math.inf
 
-    def is_brief(self, best: Candidate) -> bool:
+    def is_brief(self, step_s: float) -> bool:
         """Return whether all steps are over before another way has been traced and measured."""
-        return best.step_s * self.num_steps < _WAY_S
+        return step_s * self.num_steps < _WAY_S
 
 
 FASTEST = SearchAim()
@@ -347,6 +348,13 @@ def for_plan(
     return joined, captured
 
 
+def was_brief(plan: Plan, num_steps: int) -> bool:
+    """Return whether a plan was searched for a short run, and so many steps are none."""
+    step_s = 0.0 if plan.predicted is None else plan.predicted.step_s
+    is_brief = any((each.what, each.value) == ("search", _BRIEF) for each in plan.decisions)
+    return is_brief and not SearchAim(num_steps=num_steps).is_brief(step_s)
+
+
 def decided(plan: Plan, decisions: Sequence[Decision]) -> Plan:
     """Return `plan` with `decisions` in place of its own about the same things."""
     names = {decision.what for decision in decisions}
@@ -373,13 +381,13 @@ def best(
     if only_key(job.data) is None:  # else steps of other shapes would have to be cut alike
         options += in_slices(tried, fixed, aim.objective, cut, is_over)
     degrees = DegreeSearch(tried, fixed, there.cluster, cut, is_over)
-    if not any(aim.is_brief(option.best) for option in options):
+    if not any(aim.is_brief(option.best.step_s) for option in options):
         options += degrees.options(aim.objective)
     if not options:
         raise problems[0]
     first = min(options, key=lambda option: option.best.score(aim.objective))
     others = [(o.way.joined, o.best) for o in options if o.way.joined != first.way.joined]
-    why = "the run is short" if aim.is_brief(first.best) else _LITTLE
+    why = "the run is short" if aim.is_brief(first.best.step_s) else _LITTLE
     plan = _with_reason(first.choice.plan, others, [*problems, *whole], why)
     plan = with_joined(plan, first, options)
     plan = decided(plan, (*plan.decisions, *_why_not_fastest(first, options, aim.objective)))
@@ -400,10 +408,10 @@ def _left_out(
     if aim.limit_s is not None and any(option.found.cut_short for option in options):
         value = f"stopped after {format_seconds(aim.limit_s)}"
         yield Decision("search", value, "user", str(tally))
-    elif first.found.brief:
+    elif aim.is_brief(first.best.step_s):
         run = f"{aim.num_steps:,} steps take {format_seconds(aim.num_steps * first.best.step_s)}"
         why = f"{run}, trying more plans takes longer; `penstock plan` tries them"
-        yield Decision("search", "brief", "search", why)
+        yield Decision("search", _BRIEF, "search", why)
 
 
 def _cut_option(
@@ -458,7 +466,7 @@ def _options(
         way = Joining(count, *pair, profiles)
         try:
             yield way, (option := _option(way, fixed, there, aim, _over(None, part_s)))
-            fits, is_brief = True, aim.is_brief(option.best)
+            fits, is_brief = True, aim.is_brief(option.best.step_s)
         except PlanError as problem:
             yield way, problem
             short = short or isinstance(problem, MemoryShortError)

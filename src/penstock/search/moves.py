@@ -384,7 +384,7 @@ def with_moves(
         return
     rows = _movable(field, candidates, error)
     best = next(iter(rows), None)
-    if best is None or is_brief(field, best):
+    if best is None or _worth(field, best) < 1:
         return
     climber = Climber(field, may, _worth(field, best))
     forms: set[tuple[object, ...]] = set()
@@ -413,11 +413,6 @@ def with_moves(
             if _is_worth(field, made, best, error):
                 best = made
                 yield made
-
-
-def is_brief(field: Field, best: Candidate) -> bool:
-    """Return whether a run is over before moves have been tried; where none fits, they are."""
-    return _worth(field, best) < 1
 
 
 def _worth(field: Field, best: Candidate) -> float:

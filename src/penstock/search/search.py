@@ -36,7 +36,7 @@ from penstock.search.fastest_topology import with_topology
 from penstock.search.field import Effort, Field, Tally, front_of
 from penstock.search.judge import Judge
 from penstock.search.less_kept import with_less_kept
-from penstock.search.moves import MayMove, is_brief, with_moves
+from penstock.search.moves import MayMove, with_moves
 from penstock.search.polish import polish, recut, with_cuts
 from penstock.search.reasons import reasons
 from penstock.search.shapes import Fixed, Shape, nothing_fits, shapes
@@ -64,7 +64,6 @@ class SearchResult(NamedTuple):
                 seconds; empty unless asked for
     tally       what became of the plans that were to be tried
     cut_short   whether the time was over before `plan` was sure to be the best
-    brief       whether moves were left out because the run takes no longer than trying them
     """
 
     plan: Plan
@@ -72,7 +71,6 @@ class SearchResult(NamedTuple):
     front: tuple[Candidate, ...]
     tally: Tally
     cut_short: bool
-    brief: bool = False
 
 
 def search(  # noqa: PLR0913 - what there is, and one for each request
@@ -131,7 +129,7 @@ def search(  # noqa: PLR0913 - what there is, and one for each request
     candidates = *((chosen,) if chosen is not best else ()), best, *others, *field.simulated
     tried = tried_beside(judge, chosen, candidates, micro_batches)
     plan = decide(chosen.plan, why, Prediction(chosen.step_s, chosen.peak_bytes, chosen.usd, tried))
-    return SearchResult(plan, candidates, front, field.tally(), cut_short, is_brief(field, best))
+    return SearchResult(plan, candidates, front, field.tally(), cut_short)
 
 
 def _ruled(fixed: Fixed, graph: Graph) -> Ruled:

@@ -20,6 +20,7 @@ from penstock.choose.choose import (
     given,
     on_hosts_of,
     save,
+    was_brief,
 )
 from penstock.choose.compiling import compiled
 from penstock.choose.flag_text import to_fill
@@ -89,7 +90,7 @@ def given_choice(terms: ChoiceTerms, captured: "Capture", plan: Plan) -> Choice:
 def kept_choice(terms: ChoiceTerms, captured: "Capture") -> Chosen | None:
     """Return the plan of the run to resume, if it is what was asked for.
 
-    One that was made for what ranks took at the time is not.
+    One that was made for what ranks took at the time is not, nor one of a short run for a long one.
     Raises:   PlanError: the folder holds the run of another job.
     """
     asked, path = terms.asked, terms.folder / "plan.json"
@@ -101,6 +102,7 @@ def kept_choice(terms: ChoiceTerms, captured: "Capture") -> Chosen | None:
     is_other = is_other or asked.tensor not in (None, plan.tensor)
     is_other = is_other or (asked.tensor is not None and asked.context != plan.place.context)
     is_other = is_other or asked.topology not in (None, FASTEST, plan.agreement.topology)
+    is_other = is_other or was_brief(plan, terms.num_steps)
     if is_other or any(each.what == "replanned" for each in plan.decisions):
         return None
     try:
