@@ -16,7 +16,7 @@ from penstock.errors import ProgramError
 from penstock.program import codes
 from penstock.program.codes import Codes
 from penstock.program.instructions import parse_instruction
-from penstock.program.lower import chain, lower
+from penstock.program.lower import chain, drafted, lower
 from penstock.program.program import (
     Compute,
     Edge,
@@ -26,6 +26,7 @@ from penstock.program.program import (
     StageBytes,
     TiedGroup,
     Update,
+    sound,
 )
 from penstock.program.reductions import Reduction, Sum
 from penstock.schedule import (
@@ -313,3 +314,15 @@ def test_stages_of_a_runtime_travel_along_but_do_not_count_in_a_comparison(tmp_p
 
 def test_edge_and_group_print_short():
     assert str(Edge("F", 0, 2, 8)) == "F 0->2"
+
+
+def test_a_draft_has_to_be_sound_once_it_is_done() -> None:
+    program = lower(one_f_one_b(2, 4))
+    draft = drafted(one_f_one_b(2, 4))
+    changed = replace(draft, num_steps=1)
+    assert sound(changed) == program
+    broken = draft.map_ranks(lambda code: code[::-1])  # backwards before their forwards
+    with pytest.raises(ProgramError):
+        sound(broken)
+    with pytest.raises(ProgramError):
+        program.map_ranks(lambda code: code[::-1])

@@ -15,12 +15,12 @@ from penstock.graph.tensor.cuts import collect_points, collects_of
 from penstock.graph.wire import message_bytes, summed_bytes
 from penstock.plan.plan import Plan, check_fits, schedule_of
 from penstock.program.edges import Collected, Edge, StageBytes, StageGraph, TiedGroup
-from penstock.program.lower import lower_schedule
+from penstock.program.lower import drafted
 from penstock.program.passes.delay import delay
 from penstock.program.passes.offload import offload
 from penstock.program.passes.receive_early import receive_early
 from penstock.program.passes.shard import shard
-from penstock.program.program import Program
+from penstock.program.program import Program, sound
 from penstock.program.step_end import StepEnd
 from penstock.schedule.figures import reads_alike
 from penstock.schedule.orders import B
@@ -71,7 +71,7 @@ def lower_plan(  # long: what a plan says, field by field
     for share in set(plan.place.shares) - set(made):
         made[share] = schedule_of(plan, share=share)
     agreed = plan.agreement
-    program = lower_schedule(
+    program = drafted(
         [made[share] for share in plan.grid.shares],
         _stage_graph(plan, graph, stages, largest),
         StepEnd(
@@ -93,7 +93,9 @@ def lower_plan(  # long: what a plan says, field by field
         program = delay(program)
     if plan.offloads:
         program = offload(program, plan.offload, beside=plan.overlap.beside)
-    return receive_early(program, distance=plan.overlap.early) if plan.overlap.early else program
+    if plan.overlap.early:
+        program = receive_early(program, distance=plan.overlap.early)
+    return sound(program)
 
 
 def _stage_graph(plan: Plan, graph: Graph, stages: Stages, largest: Schedule) -> StageGraph:

@@ -169,7 +169,7 @@ class Codes:
             return Collect(Action(KINDS[kind], stage, number), edge, *self.meetings[slot])
         if row[0] != REDUCE:
             return _decoded(row)
-        return replace(self.reductions[row[_EDGE]], step=row[_NUMBER])
+        return _in_step(self.reductions[row[_EDGE]], row[_NUMBER])
 
     def __iter__(self) -> Iterator[Code]:
         return map(self.__getitem__, range(len(self)))
@@ -256,6 +256,10 @@ def small_type(largest: int) -> type[np.int16] | type[np.int32]:
     return np.int16 if largest <= np.iinfo(np.int16).max else np.int32
 
 
+def _in_step(reduction: Reduction, step: int) -> Reduction:
+    return reduction if reduction.step == step else replace(reduction, step=step)
+
+
 @lru_cache(_MOST_KNOWN)
 def _decoded(row: tuple[int, ...]) -> Instruction:
     """Return the instruction of a row: its operands stand in the columns that TABLE names."""
@@ -278,7 +282,7 @@ def _encode(
     if not isinstance(instruction, Reduction):
         return _encoded(instruction)
     row = list(_EMPTY[Sum])
-    row[_EDGE] = table.setdefault(replace(instruction, step=0), len(table))
+    row[_EDGE] = table.setdefault(_in_step(instruction, 0), len(table))
     row[_NUMBER] = instruction.step
     return tuple(row)
 

@@ -30,7 +30,7 @@ from penstock.program.needed import (
 )
 from penstock.program.passes.collect import with_collects
 from penstock.program.passes.offload_listed import offload_listed
-from penstock.program.program import Program
+from penstock.program.program import Draft, Program, sound
 from penstock.program.reductions import AFTER_UPDATES, AT_THE_END
 from penstock.program.rules import Columns
 from penstock.program.slots import assign_slots
@@ -71,6 +71,19 @@ def lower_schedule(
     Raises:   ProgramError: an invalid edge or group; sums for which the order has no place;
               schedules that cannot run side by side.
     """
+    return sound(drafted(schedule, graph, end, replicas=replicas, axis=axis, far=far))
+
+
+def drafted(
+    schedule: Schedule | Sequence[Schedule],
+    graph: StageGraph | None = None,
+    end: StepEnd = StepEnd(),  # noqa: B008 - a frozen record
+    *,
+    replicas: int = 1,
+    axis: InnerAxis = InnerAxis(),  # noqa: B008 - a frozen record
+    far: AbstractSet[int] = frozenset(),
+) -> Program:
+    """Return what `lower_schedule` does, for passes to change before it has to be sound."""
     many = [schedule] * replicas if isinstance(schedule, Schedule) else list(schedule)
     if len(many) % axis.ranks:
         message = f"{len(many)} replicas cannot divide the ops of stages by {axis.ranks}"
@@ -91,7 +104,7 @@ def lower_schedule(
     # 4 in docs/architecture.md
     wires = wire(largest.num_stages, graph.edges)
     code = _side_by_side(many, grid, sums if backward else (), wires)
-    program = Program(
+    program = Draft(
         *(largest.num_stages, largest.num_micro_batches),
         with_collects(code, graph.edges, grid),
         graph,
