@@ -1,8 +1,11 @@
 """The bench of models that have no room here, on a tiny one."""
 
+import pytest
+
 from bench import big
 
 
+@pytest.mark.long
 def test_row_says_what_a_plan_took_and_what_it_predicts() -> None:
     found = big.row("tiny", 8, limit_s=0.0)
     assert found["parameters"] == sum(

@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +25,7 @@ def test_two_parts_of_a_market_are_all_of_it(at):
         assert rest.gone.sum() + begin_of(market, float(at)).gone.sum() == market.gone.sum()
 
 
+@pytest.mark.long
 def test_rows_of_a_folder_are_of_each_trace_and_policy(tmp_path, monkeypatch, capsys):
     up = [1 if k % 50 < 35 else 0 for k in range(800)]
     sampled = {"metadata": {"gap_seconds": 600}, "data": up}

@@ -54,6 +54,7 @@ def test_ranks_of_torchrun_train_and_go_on_as_a_loop(there: str, tmp_path: Path)
     check(tmp_path / "run")
 
 
+@pytest.mark.long
 def test_one_is_killed_another_joins_and_the_run_goes_on_by_torchrun(
     there: str, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -109,6 +109,7 @@ def test_when_one_is_killed_the_other_trains_on(both) -> None:
     nobody_has(first)
 
 
+@pytest.mark.long
 def test_interrupt_ends_both_with_a_checkpoint_and_leaves_no_process(both) -> None:
     process, folders = both
     process.send_signal(signal.SIGINT)

@@ -91,6 +91,7 @@ def test_as_much_is_taken_as_is_needed_and_no_more():
             assert other.refused or other.step_s > plan.predicted.step_s
 
 
+@pytest.mark.long
 def test_several_ranks_and_an_optimizer_that_stays():
     whole = whole_bytes()
     parts = planned(int(0.25 * whole), ranks=2, cores=2, replicas=2)

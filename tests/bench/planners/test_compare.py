@@ -79,6 +79,7 @@ def test_case_is_what_it_says(case, seed):
         assert sum(slow.layer_s) > 1.2 * sum(fast.layer_s)
 
 
+@pytest.mark.long
 def test_command_prints_a_table_or_json(monkeypatch):
     more = {"samples", "ratio_least", "ratio_1f1b_least"}
     figures = dict.fromkeys(KEYS - {"planner", "case"} | more, 1)
