@@ -102,6 +102,22 @@ def typed(
     return kind(**rest, **made)
 
 
+def typed_flat(kind: type[Made], value: Mapping[str, object], *inner: str) -> Made:
+    """Return `value` as a record of records, the fields of all of which stand side by side there.
+
+    inner:    the fields of `kind` that are records, and have no name in `value`.
+    Raises:   as `typed`; a place is the one in `value`.
+    """
+    kinds = {name: _fields(kind)[name] for name in inner}
+    of = {own: name for name, each in kinds.items() for own in _fields(each)}
+    parts: dict[str, dict[str, object]] = {name: {} for name in inner}
+    rest: dict[str, object] = {}
+    for name, each in value.items():
+        (parts[of[name]] if name in of else rest)[name] = each
+    made = {name: typed(each, parts[name]) for name, each in kinds.items()}
+    return typed(kind, rest, made=made)
+
+
 @contextmanager
 def damage(place: str, error: type[PenstockError], *, hint: str) -> Generator[None]:
     """Raise what does not fit, and what a record refuses, as an `error` that names the place.

@@ -255,7 +255,7 @@ def test_what_a_policy_wanted_is_told_with_what_it_foresaw_and_what_followed(run
     none = {"wanted": {"zone-a": 0}, "why": "<b>none</b>", "left_h": None, "left_usd": 0.0}
     write(run, "decisions.jsonl", [*rows, decided("wants", 9.0, **none), decided("ended", 20.0)])
     told = Watch(run).look(NOW, is_held=False)
-    first, second, last = wanted_rows(told.inputs.machines)
+    first, second, last = wanted_rows(told.inputs.changes.machines)
     assert first[2:7] == ("2 zone-a", "zone-a offers 2 in place of 1", "6.00 s", "0.5", "1.25")
     assert (second[2], second[4], last[2]) == ("none", "not all of it", "the end")
     assert told.to_json()["machines"][1]["took_s"] == 6.0

@@ -110,10 +110,10 @@ def words_of(told: "Watched") -> str:
         head = ("after step", "generation", "what", "cost", "moved", "a step then, predicted")
         changes = [_change(each) for each in told.changes[-_MOST:]]
         lines += ["", face.table(head, changes)]
-    if told.inputs.machines:
+    if told.inputs.changes.machines:
         from penstock.report.wanted import HEAD, wanted_rows
 
-        lines += ["", face.table(HEAD, wanted_rows(told.inputs.machines)[-_MOST:])]
+        lines += ["", face.table(HEAD, wanted_rows(told.inputs.changes.machines)[-_MOST:])]
     if told.checkpoints:
         kept = [(f"{e.step:,}", bytes_text(e.size_bytes)) for e in told.checkpoints[-_MOST:]]
         lines += ["", face.table(("checkpoint after", "size"), kept)]

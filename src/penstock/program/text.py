@@ -30,7 +30,7 @@ from penstock.program.reductions import AverageWeights, Reduction, Word, reducti
 from penstock.program.step_end import StepEnd
 from penstock.schedule.grid import InnerAxis, written
 from penstock.schedule.weight_rule import WeightRule, rule_named
-from penstock.typed import typed
+from penstock.typed import typed_flat
 
 if TYPE_CHECKING:
     from penstock.program.program import Program
@@ -65,33 +65,82 @@ class _ReductionRow(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _ProgramFile:
-    """A program as it stands in a file."""
+class _CountWords:
+    """How many there are of what: stages, micro-batches, steps, and ranks along each axis."""
 
     num_stages: int
     num_micro_batches: int
     num_steps: int
     replicas: int
-    clip: bool
-    weight_rule: str
+    shares: tuple[int, ...] = ()
+    together: int = 1
+    parts: tuple[int, ...] = ()
+    tensor: int = 1
+    context: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _GraphRows:
+    """The stages of a program, and what goes between them."""
+
     edges: tuple[_EdgeRow, ...]
     tied: tuple[TiedGroup, ...]
     stage_bytes: tuple[StageBytes, ...]
-    reductions: tuple[_ReductionRow, ...]
-    code: tuple[str, ...]
-    shares: tuple[int, ...] = ()
     bits: tuple[int, ...] = ()
-    together: int = 1
-    parts: tuple[int, ...] = ()
+    collects: tuple[_CollectRow, ...] = ()
+
+    def graph(self) -> StageGraph:
+        """Return what the rows say."""
+        collects: dict[int, list[Collected]] = {}
+        for number, how, size_bytes in self.collects:
+            collects.setdefault(number, []).append(Collected(how, size_bytes))
+        rows = enumerate(self.edges)
+        edges = tuple(Edge(*edge, tuple(collects.get(number, ()))) for number, edge in rows)
+        return StageGraph(edges, self.tied, self.stage_bytes, self.bits)
+
+
+@dataclass(frozen=True, slots=True)
+class _EndWords:
+    """How a step ends, but for what the reductions say of it."""
+
+    clip: bool
     commits: bool = False
     guard: Guarding | None = None
-    tensor: int = 1
-    context: bool = False
     averages: str = ""
     topology: str = ""
     served: str = ""
-    due: tuple[tuple[int, int], ...] = ()  # of each reduction; empty: all in each step
-    collects: tuple[_CollectRow, ...] = ()
+
+    def step_end(self, late: bool) -> StepEnd:
+        """Return how a step ends that clips after its updates, or before."""
+        agreed = self.averages, self.topology, self.served
+        return StepEnd(self.clip, late, self.commits, self.guard, *agreed)
+
+
+@dataclass(frozen=True, slots=True)
+class _ProgramFile:
+    """A program as it stands in a file, where the fields of its first three are among its own.
+
+    due:   of each reduction, every how many steps it is, from which on; empty: all in each step.
+    """
+
+    counts: _CountWords
+    graph: _GraphRows
+    end: _EndWords
+    weight_rule: str
+    reductions: tuple[_ReductionRow, ...]
+    code: tuple[str, ...]
+    due: tuple[tuple[int, int], ...] = ()
+
+    def made_reductions(self) -> list[Reduction]:
+        """Return what the rows of the reductions say.
+
+        Raises:   ProgramError: they are not due as often as there are some.
+        """
+        due = self.due or ((1, 1),) * len(self.reductions)
+        if len(due) != len(self.reductions):
+            there = f"there are {len(self.reductions)} reductions"
+            raise ProgramError(f"due has {len(due)} rows, and {there}")
+        return [reduction_of(*row, *when) for row, when in zip(self.reductions, due, strict=True)]
 
 
 def to_json(program: "Program") -> str:
@@ -144,43 +193,27 @@ def from_json(
     Raises:   MisfitError: a field is missing, unknown or of another type.
               ProgramError: an unknown weight rule, or something other than instructions.
     """
-    read = typed(_ProgramFile, content)
+    read = typed_flat(_ProgramFile, content, "counts", "graph", "end")
     rule = rule_named(read.weight_rule, weight_rules)
     if rule is None:
         known = " ".join(rule.name for rule in weight_rules)
         raise ProgramError(f"weight_rule is {read.weight_rule!r}; known are {known}")
-    due = read.due or ((1, 1),) * len(read.reductions)
-    if len(due) != len(read.reductions):
-        raise ProgramError(
-            f"due has {len(due)} rows, and there are {len(read.reductions)} reductions"
-        )
-    reductions = [reduction_of(*row, *when) for row, when in zip(read.reductions, due, strict=True)]
-    lines = enumerate(read.code)
+    reductions, counts = read.made_reductions(), read.counts
     late = any(one.word == "validate" for one in reductions)
     return make(
-        read.num_stages,
-        read.num_micro_batches,
-        Codes.of(_code(line, rank, reductions) for rank, line in lines),
-        StageGraph(_edges_of(read), read.tied, read.stage_bytes, read.bits),
-        StepEnd(
-            read.clip, late, read.commits, read.guard, read.averages, read.topology, read.served
-        ),
-        read.num_steps,
+        counts.num_stages,
+        counts.num_micro_batches,
+        Codes.of(_code(line, rank, reductions) for rank, line in enumerate(read.code)),
+        read.graph.graph(),
+        read.end.step_end(late),
+        counts.num_steps,
         rule,
-        read.replicas,
-        axis=InnerAxis(read.tensor, read.context),
-        shares=read.shares,
-        together=read.together,
-        parts=read.parts,
+        counts.replicas,
+        axis=InnerAxis(counts.tensor, counts.context),
+        shares=counts.shares,
+        together=counts.together,
+        parts=counts.parts,
     )
-
-
-def _edges_of(read: _ProgramFile) -> tuple[Edge, ...]:
-    collects: dict[int, list[Collected]] = {}
-    for number, how, size_bytes in read.collects:
-        collects.setdefault(number, []).append(Collected(how, size_bytes))
-    rows = enumerate(read.edges)
-    return tuple(Edge(*edge, tuple(collects.get(number, ()))) for number, edge in rows)
 
 
 def _code(line: str, rank: int, reductions: Iterable[Reduction]) -> list[Instruction]:

@@ -58,21 +58,21 @@ def sentence(inputs: Inputs) -> str:
 
 def _fullest(inputs: Inputs) -> tuple[int, int, int | None, int | None] | None:
     """Return the rank that held most, its bytes measured, predicted, and its cap."""
-    predicted, measured = inputs.peak_bytes
+    predicted, measured = inputs.used.peak_bytes
     if not measured:
         return None
     rank = max(range(len(measured)), key=measured.__getitem__)
-    return rank, measured[rank], at_rank(predicted, rank), at_rank(inputs.cap_bytes, rank)
+    return rank, measured[rank], at_rank(predicted, rank), at_rank(inputs.used.cap_bytes, rank)
 
 
 def headline(inputs: Inputs) -> Iterator[Markup]:
     """Yield the headline figures and what a reader must know before believing them."""
     yield tag("dl", *_cards(inputs), class_="cards")
     yield from _alternatives(inputs)
-    if inputs.checked is not None:
-        yield tag("p", f"Compared with the plain loop: {inputs.checked}.", class_="note")
-    if inputs.audited is not None:
-        yield tag("p", f"During the run: {inputs.audited}.", class_="note")
+    if inputs.proof.checked is not None:
+        yield tag("p", f"Compared with the plain loop: {inputs.proof.checked}.", class_="note")
+    if inputs.proof.audited is not None:
+        yield tag("p", f"During the run: {inputs.proof.audited}.", class_="note")
     if inputs.predicted is None:
         yield tag("p", NO_PREDICTION, class_="note")
     if inputs.measured is None:
@@ -131,8 +131,10 @@ def _cards(inputs: Inputs) -> Iterator[Markup]:
         if cap:
             under.append(f"{share_text(size_bytes / cap)} of {bytes_text(cap)}")
         yield card(f"Peak memory, rank {rank}", bytes_text(size_bytes), *under)
-    elif inputs.peak_bytes[0]:
-        yield card("Peak memory, predicted", bytes_text(max(inputs.peak_bytes[0])), "not measured")
+    elif inputs.used.peak_bytes[0]:
+        yield card(
+            "Peak memory, predicted", bytes_text(max(inputs.used.peak_bytes[0])), "not measured"
+        )
     if inputs.clocks:
         bubbles = [share_text(bubble_fraction(t)) for _, t in reversed(inputs.clocks)]
         under = f"predicted {bubbles[1]}" if len(bubbles) == 2 else inputs.clocks[0][0]

@@ -15,12 +15,12 @@ from penstock.plan.plan import Plan
 from penstock.report.wanted import FleetDecision
 from penstock.timeline.breakdown import Breakdown, breakdown_from_json
 from penstock.timeline.timeline import Timeline, num_steps, peak_bytes, step_s
-from penstock.typed import Endless, damage, typed
+from penstock.typed import Endless, damage, typed, typed_flat
 
 RESUME = "let the run finish (`penstock train ... --resume`), or give another folder"
 DAMAGED = "the file is damaged; run again, or remove the file and resume"
 _Time: TypeAlias = Annotated[float, Meta(ge=0, le=1e15, description="a usable time")]
-_Sizes: TypeAlias = float | tuple[float, ...] | None
+_Bytes: TypeAlias = float | tuple[float, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,31 +71,64 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
-class _Summary:
-    """The figures of a summary that are not facts of the job; `breakdown` has its own reader."""
+class ProofWords:
+    """In words, how the run was compared with the plain loop before it began, and while it ran."""
 
-    val_loss: Endless | None = None
     checked: str | None = None
     audited: str | None = None
-    audited_to: int | None = None
-    audits: Any = None
-    step_s_predicted: _Time | None = None
-    step_s_measured: _Time | None = None
-    peak_bytes_predicted: _Sizes = None
-    peak_bytes_measured: _Sizes = None
-    cap_bytes: _Sizes = None
-    held_bytes: tuple[dict[str, int], ...] = ()
-    far_bytes_predicted: _Sizes = None
-    far_bytes_measured: _Sizes = None
-    flop_per_s: _Time | None = None
-    flop_per_s_of_devices: _Time | None = None
-    mfu: _Time | None = None
-    joules_per_step: _Time | None = None
-    breakdown: Any = None
-    bottleneck: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """Who took part in the run: ranks, machines, and phases of a run that went on until a loss."""
+
     generations: tuple[Generation, ...] = ()
     machines: tuple[FleetDecision, ...] = ()
     until: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class _SummaryBytes:
+    """The bytes of a summary."""
+
+    peak_bytes_predicted: _Bytes = None
+    peak_bytes_measured: _Bytes = None
+    cap_bytes: _Bytes = None
+    held_bytes: tuple[dict[str, int], ...] = ()
+    far_bytes_predicted: _Bytes = None
+    far_bytes_measured: _Bytes = None
+
+
+@dataclass(frozen=True, slots=True)
+class _StepRates:
+    """What a step takes, as a summary has it."""
+
+    step_s_predicted: _Time | None = None
+    step_s_measured: _Time | None = None
+    flop_per_s: _Time | None = None
+    flop_per_s_of_devices: _Time | None = None
+    joules_per_step: _Time | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Summary:
+    """The figures of a summary that are not facts of the job."""
+
+    proof: ProofWords
+    sizes: _SummaryBytes
+    rates: _StepRates
+    changes: Membership
+    val_loss: Endless | None = None
+
+
+_PARTS = "proof", "sizes", "rates", "changes"  # of a summary, whose fields are among its own
+_ELSEWHERE = "audited_to", "audits", "mfu", "breakdown", "bottleneck"  # read by others
+_NAMES = frozenset(
+    each.name
+    for kind in (ProofWords, _SummaryBytes, _StepRates, Membership, _Summary)
+    for each in fields(kind)
+)
+_KNOWN = _NAMES.difference(_PARTS)
 
 
 class StepFigures(NamedTuple):
@@ -119,12 +152,15 @@ class Pair(NamedTuple):
 class Used(NamedTuple):
     """What was used of the devices.
 
+    peak_bytes:  of each rank, predicted and measured; far_bytes, too.
+    cap_bytes:   of each rank, the most that it may hold.
     held_bytes:  of each rank, by what they are for.
-    far_bytes:   of each rank, predicted and measured.
     flop_per_s:  of the devices, and of the model on them.
     joules:      of a step, where the machine tells.
     """
 
+    peak_bytes: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    cap_bytes: tuple[int, ...] = ()
     held_bytes: tuple[dict[str, int], ...] = ()
     far_bytes: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     flop_per_s: Pair = Pair(None, None)
@@ -135,8 +171,7 @@ class Used(NamedTuple):
 class Inputs:
     """All that a page shows; a missing part is None or empty.
 
-    peak_bytes and cap_bytes are per rank; facts are what the job reports, by name; checked is
-    how the run was compared with the plain loop before it began, and audited what was found in it.
+    facts:   what the job reports, by name.
     """
 
     title: str
@@ -146,16 +181,11 @@ class Inputs:
     steps: tuple[StepFigures, ...]
     val_loss: float | None
     step_s: Pair
-    peak_bytes: tuple[tuple[int, ...], tuple[int, ...]]
-    cap_bytes: tuple[int, ...]
+    used: Used
     facts: tuple[tuple[str, float | str], ...]
     breakdown: Breakdown | None = None
-    used: Used = Used()  # noqa: RUF009 - a tuple
-    checked: str | None = None
-    audited: str | None = None
-    generations: tuple[Generation, ...] = ()
-    machines: tuple[FleetDecision, ...] = ()
-    until: Json = None
+    proof: ProofWords = ProofWords()
+    changes: Membership = Membership()
 
     @property
     def clocks(self) -> tuple[tuple[str, Timeline], ...]:
@@ -167,7 +197,7 @@ class Inputs:
     def num_ranks(self) -> int:
         """Return the largest number of ranks that a part mentions."""
         counts = [timeline.num_ranks for _, timeline in self.clocks]
-        return max([*counts, *map(len, self.peak_bytes)], default=0)
+        return max([*counts, *map(len, self.used.peak_bytes)], default=0)
 
 
 def at_rank(values: Sequence[int], rank: int) -> int | None:
@@ -187,13 +217,15 @@ def inputs_of(
     Raises:   ReportError: a figure that is not a number.
     """
     predicted, measured = timelines
+    told = {name: summary[name] for name in _KNOWN & summary.keys()}
     with damage("the summary", ReportError, hint=DAMAGED):
-        own = typed(_Summary, _figures(_Summary, summary))
+        own = typed_flat(_Summary, _plain(told), *_PARTS)
     lengths_s = [None if t is None else step_s(t) / num_steps(t) for t in timelines]
     plan_s = None if plan is None or plan.predicted is None else plan.predicted.step_s
     peaks = [() if t is None or not any(peak_bytes(t)) else peak_bytes(t) for t in timelines]
     plan_bytes = () if plan is None or plan.predicted is None else plan.predicted.peak_bytes
     ranks = max([*(t.num_ranks for t in timelines if t is not None), 1])
+    rates = own.rates
     return Inputs(
         title=title,
         plan=plan,
@@ -202,34 +234,33 @@ def inputs_of(
         steps=steps_of(metrics),
         val_loss=own.val_loss,
         step_s=Pair(
-            _first(own.step_s_predicted, plan_s, lengths_s[0]),
-            _first(own.step_s_measured, lengths_s[1]),
+            _first(rates.step_s_predicted, plan_s, lengths_s[0]),
+            _first(rates.step_s_measured, lengths_s[1]),
         ),
-        peak_bytes=(
-            _sizes(own.peak_bytes_predicted) or peaks[0] or plan_bytes,
-            _sizes(own.peak_bytes_measured) or peaks[1],
-        ),
-        cap_bytes=_sizes(own.cap_bytes, ranks),
-        used=_used(own),
+        used=_used(own, (peaks[0] or plan_bytes, peaks[1]), ranks),
         facts=tuple(_facts("", _of_the_job(summary))),
         breakdown=_breakdown(summary.get("breakdown")),
-        checked=own.checked,
-        audited=own.audited,
-        generations=own.generations,
-        machines=own.machines,
-        until=summary.get("until"),
+        proof=own.proof,
+        changes=own.changes,
     )
 
 
 def _of_the_job(summary: Mapping[str, Json]) -> dict[str, Json]:
-    own = {each.name for each in fields(_Summary)}
-    return {name: value for name, value in summary.items() if name not in own}
+    return {k: v for k, v in summary.items() if k not in _KNOWN and k not in _ELSEWHERE}
 
 
-def _used(own: _Summary) -> Used:
-    far = _sizes(own.far_bytes_predicted), _sizes(own.far_bytes_measured)
-    flop_per_s = Pair(own.flop_per_s_of_devices, own.flop_per_s)
-    return Used(own.held_bytes, far, flop_per_s, own.joules_per_step)
+def _used(own: _Summary, peaks: tuple[tuple[int, ...], tuple[int, ...]], ranks: int) -> Used:
+    """Return what a summary says of the devices; peaks of timelines count where it has none."""
+    sizes, rates = own.sizes, own.rates
+    told = sizes.peak_bytes_predicted, sizes.peak_bytes_measured
+    return Used(
+        (_per_rank(told[0]) or peaks[0], _per_rank(told[1]) or peaks[1]),
+        _per_rank(sizes.cap_bytes, ranks),
+        sizes.held_bytes,
+        (_per_rank(sizes.far_bytes_predicted), _per_rank(sizes.far_bytes_measured)),
+        Pair(rates.flop_per_s_of_devices, rates.flop_per_s),
+        rates.joules_per_step,
+    )
 
 
 def _breakdown(content: Json) -> Breakdown | None:
@@ -248,7 +279,8 @@ def steps_of(metrics: Iterable[Mapping[str, Json]]) -> tuple[StepFigures, ...]:
     steps: dict[int, StepFigures] = {}
     for at, line in enumerate(metrics):
         with damage(f"line {at + 1} of the metrics", ReportError, hint=DAMAGED):
-            own = typed(_MetricsLine, _figures(_MetricsLine, line))
+            known = {each.name for each in fields(_MetricsLine)} & line.keys()
+            own = typed(_MetricsLine, _plain({name: line[name] for name in known}))
         loss, seconds = (math.nan if x is None else x for x in (own.loss, own.seconds))
         rates = own.samples_per_second, own.tokens_per_second
         steps[own.step] = StepFigures(own.step, loss, seconds, *rates, own.val_loss)
@@ -296,13 +328,12 @@ def _content(path: Path, what: str) -> bytes:
         raise ReportError(problem.message, hint=RESUME) from problem
 
 
-def _figures(kind: Any, values: Mapping[str, Json]) -> dict[str, Json]:
-    """Return the values that `kind` has fields for, numpy floats as plain ones."""
-    own = {each.name: values[each.name] for each in fields(kind) if each.name in values}
-    return {k: float(v) if isinstance(v, float) else v for k, v in own.items()}
+def _plain(values: Mapping[str, Json]) -> dict[str, Json]:
+    """Return values with numpy floats as plain ones."""
+    return {k: float(v) if isinstance(v, float) else v for k, v in values.items()}
 
 
-def _sizes(value: _Sizes, copies: int = 1) -> tuple[int, ...]:
+def _per_rank(value: _Bytes, copies: int = 1) -> tuple[int, ...]:
     """Return bytes per rank; one number stands for `copies` ranks."""
     each = (value,) * copies if isinstance(value, int | float) else value or ()
     return tuple(map(int, each))

@@ -54,7 +54,7 @@ def page(told: Watched) -> str:
 
 def parts(told: Watched) -> Markup:
     """Return all that the page shows below its head."""
-    machines = wanted_section(told.inputs.machines)
+    machines = wanted_section(told.inputs.changes.machines)
     sections = (*machines, *ranks(told.inputs), *training(told.inputs), *_checkpoints(told))
     cards = tag("dl", *_cards(told), class_="cards")
     return tag("div", cards, *sections, data_sentence=state_words(told))
@@ -69,7 +69,7 @@ def _cards(told: Watched) -> Iterator[Markup]:
             yield card(f"{name} per second", *_beside(pair, _rate))
             break
     yield card("Step time", *_beside(told.step_s, seconds_text))
-    generations = told.inputs.generations
+    generations = told.inputs.changes.generations
     working = sum(rank.works for rank in told.ranks)
     gone = [f"{rank.member} {rank.how} at step {rank.step:,}" for rank in told.ranks if rank.how]
     yield card("Ranks", f"{working:,}" if told.ranks else ABSENT, *gone[-3:])

@@ -18,12 +18,12 @@ from penstock.report.wanted import wanted_section
 
 def phases(inputs: Inputs) -> Iterator[Markup]:
     """Yield the phases of a run to a loss; nothing of any other."""
-    return phases_section(inputs.until)
+    return phases_section(inputs.changes.until)
 
 
 def wanted(inputs: Inputs) -> Iterator[Markup]:
     """Yield the machines that a run's policy wanted; nothing where it follows none."""
-    return wanted_section(inputs.machines)
+    return wanted_section(inputs.changes.machines)
 
 
 SECTIONS = (

@@ -19,7 +19,7 @@ _WORDS = {
 
 def ranks(inputs: Inputs) -> Iterator[Markup]:
     """Yield the story of a run whose ranks came and went; nothing of any other."""
-    told = inputs.generations
+    told = inputs.changes.generations
     if not told:
         return
     went = sum(len(each.gone) for each in told)

@@ -112,7 +112,7 @@ def _buttons() -> Markup:
 
 def memory(inputs: Inputs) -> Iterator[Markup]:
     """Yield the curve of held bytes of every rank with its cap, and the table of peaks."""
-    if not any(inputs.peak_bytes):
+    if not any(inputs.used.peak_bytes):
         if inputs.clocks:
             yield section("Memory", tag("p", "No held bytes were recorded.", class_="note"))
         return
@@ -132,13 +132,13 @@ def _memory_charts(inputs: Inputs, ranks: Sequence[int]) -> Iterator[Markup]:
     end_s = max((float(curve.xs[-1]) for curve in drawn), default=0.0)
     first_s = min([0.0, *(float(curve.xs[0]) for curve in drawn)])
     most = max((float(curve.ys.max()) for curve in drawn), default=0.0)
-    caps = [cap for cap in inputs.cap_bytes if cap <= 3 * most]
+    caps = [cap for cap in inputs.used.cap_bytes if cap <= 3 * most]
     y = Axis("", BYTES, 0.0, 1.08 * max([most, *caps]))
     x = Axis("time", SECONDS, first_s, end_s)
     for rank in ranks:
         if not curves[rank]:
             continue
-        cap = at_rank(inputs.cap_bytes, rank)
+        cap = at_rank(inputs.used.cap_bytes, rank)
         levels = [] if cap is None else [Level("cap", "cap", cap)]
         above = f"cap {bytes_text(cap)}, above the picture" if cap and cap > y.high else ""
         title = f"Bytes held by rank {rank} over time"
@@ -172,7 +172,7 @@ def key(curves: Sequence[Curve], more: str = "") -> Iterator[Markup]:
 
 def _peaks(inputs: Inputs, ranks: Sequence[int]) -> Markup:
     heads = ["Predicted peak", "Measured peak", "Error"]
-    heads += ["Cap", "Of the cap"] if inputs.cap_bytes else []
+    heads += ["Cap", "Of the cap"] if inputs.used.cap_bytes else []
     head = ("Rank", *map(number_head, heads))
     rows = (_peak_row(inputs, rank) for rank in ranks)
     return table("Peak bytes per rank", head, rows, long=len(ranks) > 16)
@@ -205,14 +205,17 @@ def _far(inputs: Inputs, ranks: Sequence[int]) -> Markup:
 
 
 def _peak_row(inputs: Inputs, rank: int) -> Markup:
-    predicted, measured = (at_rank(sizes, rank) for sizes in inputs.peak_bytes)
+    predicted, measured = (at_rank(sizes, rank) for sizes in inputs.used.peak_bytes)
     cells = [
         bytes_text(predicted),
         bytes_text(measured),
         percent_text(error_of(predicted, measured)),
     ]
-    if inputs.cap_bytes:
-        cap, held = at_rank(inputs.cap_bytes, rank), measured if measured is not None else predicted
+    if inputs.used.cap_bytes:
+        cap, held = (
+            at_rank(inputs.used.cap_bytes, rank),
+            measured if measured is not None else predicted,
+        )
         share = share_text(held / cap) if cap and held is not None else ABSENT
         cells += [bytes_text(cap), share]
     return tag("tr", tag("th", f"{rank}", scope="row"), *map(figure_cell, cells))

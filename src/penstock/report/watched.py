@@ -77,7 +77,7 @@ class Watched:
     @property
     def changes(self) -> tuple[Generation, ...]:
         """Return the generations after the first: each is a change that cost something."""
-        return self.inputs.generations[1:]
+        return self.inputs.changes.generations[1:]
 
     @property
     def left_s(self) -> float | None:
@@ -89,7 +89,7 @@ class Watched:
 
     def to_json(self) -> dict[str, Json]:
         """Return the state of the run as JSON values."""
-        generations = self.inputs.generations
+        generations = self.inputs.changes.generations
         return {
             "folder": str(self.folder),
             "state": self.state,
@@ -104,7 +104,7 @@ class Watched:
             "generation": generations[-1].generation if generations else None,
             "ranks": [dict(rank._asdict()) for rank in self.ranks],
             "changes": [_change(each) for each in self.changes],
-            "machines": [asdict(each) for each in self.inputs.machines],
+            "machines": [asdict(each) for each in self.inputs.changes.machines],
             "checkpoints": [dict(each._asdict()) for each in self.checkpoints],
         }
 
@@ -240,7 +240,7 @@ def _checkpoints(folder: Path) -> "list[KeptCheckpoint]":
 
 def _paces(told: Inputs) -> tuple[Pair, Pair, Pair]:
     """Return seconds per step, tokens and samples per second of the plan that is run now."""
-    last = told.generations[-1] if told.generations else None
+    last = told.changes.generations[-1] if told.changes.generations else None
     predicted_s = told.plan.predicted.step_s if told.plan and told.plan.predicted else None
     if last is not None and last.predicted_step_s is not None:
         predicted_s = last.predicted_step_s
@@ -264,11 +264,11 @@ def _paces(told: Inputs) -> tuple[Pair, Pair, Pair]:
 def _ranks(told: Inputs) -> tuple[WatchedRank, ...]:
     """Return all that are or were ranks, by number."""
     done = told.steps[-1].step if told.steps else 0
-    if not told.generations:
-        count = told.plan.total_ranks if told.plan is not None else len(told.peak_bytes[1])
+    if not told.changes.generations:
+        count = told.plan.total_ranks if told.plan is not None else len(told.used.peak_bytes[1])
         return tuple(WatchedRank(member, True, done) for member in range(count))
     found: dict[int, WatchedRank] = {}
-    for each in told.generations:
+    for each in told.changes.generations:
         for member in each.members:
             if member not in found or not found[member].works:
                 found[member] = WatchedRank(member, True, max(done, each.step))
