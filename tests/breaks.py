@@ -3982,7 +3982,7 @@ BREAKS = (
     Break(
         "dealt_is_tried",
         "search/search.py",
-        "placed = [] if fixed.as_placed else dealt(field)",
+        "placed = [] if fixed.needs.as_placed else dealt(field)",
         "placed = []",
         ("tests/search/test_dealt.py",),
         "hosts of several devices are filled one after the other, whatever that sums between them",
@@ -3990,7 +3990,7 @@ BREAKS = (
     Break(
         "dealt_as_placed",
         "search/search.py",
-        "placed = [] if fixed.as_placed else dealt(field)",
+        "placed = [] if fixed.needs.as_placed else dealt(field)",
         "placed = dealt(field)",
         ("tests/search/test_dealt.py",),
         "a run that goes on with its ranks where they are gets a plan that moves them",

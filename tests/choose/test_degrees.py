@@ -22,7 +22,7 @@ from penstock.plan import Plan
 from penstock.plan.of_plan import lower
 from penstock.profile.estimate import estimated
 from penstock.program.program import Program
-from penstock.search import Fixed
+from penstock.search import Fixed, Needs
 from penstock.search.whole import whole_cuts, whole_stages
 from penstock.units import MiB
 from tests.graph.zoo import JOBS
@@ -141,7 +141,12 @@ def test_what_updates_a_weight_as_a_whole_stays_whole():
 
 @pytest.mark.parametrize(
     "fixed",
-    [Fixed(offload="state"), Fixed(whole=True), Fixed(buffers="per replica"), Fixed(tensor=1)],
+    [
+        Fixed(offload="state"),
+        Fixed(needs=Needs(whole=True)),
+        Fixed(needs=Needs(buffers="per replica")),
+        Fixed(tensor=1),
+    ],
 )
 def test_nothing_is_divided_together_with_what_no_divided_plan_has(fixed):
     job, tensor = wide_job(), 1 if fixed == Fixed() else None

@@ -17,7 +17,7 @@ from penstock.profile import Profile
 from penstock.schedule import SCHEDULES, Builder, find, one_f_one_b
 from penstock.schedule.layer_pipe import layer_pipe
 from penstock.schedule.recipe import name_of
-from penstock.search import Candidate, Fixed, evaluate, search
+from penstock.search import Candidate, Fixed, Needs, evaluate, search
 from penstock.search.balance import balanced_cuts, balanced_cuts_on
 from penstock.search.judge import Judge
 from penstock.search.one_plan import search as search_one
@@ -96,7 +96,7 @@ def shape_of(plan: Plan) -> tuple[int, int, int, str, int]:
     return (plan.replicas, plan.num_ranks, plan.num_stages, name, plan.num_micro_batches)
 
 
-WHOLE = Fixed(state_stays=True)  # no replica divides what it has
+WHOLE = Fixed(needs=Needs(state_stays=True))  # no replica divides what it has
 
 
 @examples(10)
@@ -500,7 +500,9 @@ def test_wish_for_a_schedule_that_does_not_exist_is_refused() -> None:
         search(SIX, SIX_PROFILE, cluster_of(2), micro_batches=2, fixed=Fixed(schedule="two_f"))
 
 
-@pytest.mark.parametrize("fixed", [Fixed(buffers="one copy"), Fixed(in_order=True, replicas=2)])
+@pytest.mark.parametrize(
+    "fixed", [Fixed(needs=Needs(buffers="one copy")), Fixed(replicas=2, needs=Needs(in_order=True))]
+)
 def test_stages_have_one_copy_if_that_is_wished(fixed: Fixed) -> None:
     cluster = cluster_of(4)
     made = list(all_shapes(SIX, cluster, 4, Fixed(replicas=fixed.replicas)))
@@ -512,7 +514,7 @@ def test_stages_have_one_copy_if_that_is_wished(fixed: Fixed) -> None:
     }
     assert {shape.replicas for shape in kept} == {fixed.replicas or 1}
     plan = search(SIX, SIX_PROFILE, cluster, micro_batches=4, fixed=fixed).plan
-    assert plan.terms.buffers == fixed.buffers
+    assert plan.terms.buffers == fixed.needs.buffers
     asked = replace(fixed, schedule="chimera")
     with pytest.raises(PlanError, match=r"schedule chimera, (one copy of each|micro-batches in)"):
         search(SIX, SIX_PROFILE, cluster, micro_batches=4, fixed=asked)

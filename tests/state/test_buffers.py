@@ -14,7 +14,7 @@ from penstock.job import Job
 from penstock.plan import plan_by_hand
 from penstock.plan.of_plan import lower
 from penstock.runtime.launch import run_threads
-from penstock.search import Fixed
+from penstock.search import Fixed, Needs
 from penstock.state.laws import measured
 from penstock.state.laws.buffers import BufferLaw, buffer_laws, settled
 from penstock.state.laws.measured import measured_laws
@@ -409,14 +409,14 @@ def test_a_wish_is_narrowed_only_by_what_needs_order():
     assert (same, decision.value, decision.by) == (fixed, "exact", "only choice")
     assert "a, b (0.9 * old + new); n (1 * old + new); last (the newest)" in decision.why
     fit, decision = fixed_for(JOB, {**CARRIED, "u": BufferLaw(None, "the loss reads it")}, fixed)
-    assert (fit, decision.value) == (replace(fixed, buffers="one copy"), "one copy")
+    assert (fit, decision.value) == (fixed.needing(buffers="one copy"), "one copy")
     assert decision.why.endswith("order: u (in order: the loss reads it)")
 
 
 def test_a_job_may_leave_each_replica_its_own():
     job = replace(JOB, buffers="per replica")
     fit, decision = fixed_for(job, CARRIED, Fixed())
-    own = Fixed(buffers="per replica")
+    own = Fixed(needs=Needs(buffers="per replica"))
     assert (fit, decision.value, decision.by) == (own, "per replica", "user")
     fit, _ = fixed_for(job, {"u": BufferLaw(None, "why")}, Fixed())
     assert fit == replace(own, in_order=True)

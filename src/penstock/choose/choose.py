@@ -511,7 +511,7 @@ def _option(
             objective=aim.objective,
             error=ERROR,
             clip=way.job.awaits_all,
-            fixed=replace(fixed, wire=way.job.fewest_bits, sums=way.job.sums),
+            fixed=fixed.as_in(way.job),
             with_front=aim.with_front,
             is_over=is_late,
             num_steps=aim.num_steps,

@@ -81,12 +81,12 @@ def _sizes(job: Job, fixed: Fixed, ranks: int) -> Iterator[tuple[int, int]]:
 
 def _asked(job: Job, fixed: Fixed, order: AnySchedule, *, commits: bool) -> Words:
     """Return what every plan says of what is asked for."""
-    topology = None if fixed.topology == FASTEST else fixed.topology
+    topology = None if fixed.exchange.topology == FASTEST else fixed.exchange.topology
     return Words(
         graph="",
         schedule=order,
         clip=job.awaits_all,
-        post_validation=job.awaits_all and fixed.post_validation and not commits,
+        post_validation=job.awaits_all and fixed.exchange.post_validation and not commits,
         commits=commits,
         sums=job.sums,
         topology=topology,

@@ -146,8 +146,14 @@ class DegreeSearch:
         """Return whether nothing is fixed that no divided plan has."""
         fixed = self.fixed
         is_late = fixed.schedule is not None and has_window(any_schedule(fixed.schedule))
-        asked = is_late, fixed.offload, fixed.post_validation, fixed.rules, fixed.whole
-        return objective != "memory" and fixed.buffers == "exact" and not any(asked)
+        asked = (
+            is_late,
+            fixed.offload,
+            fixed.exchange.post_validation,
+            fixed.rules,
+            fixed.needs.whole,
+        )
+        return objective != "memory" and fixed.needs.buffers == "exact" and not any(asked)
 
     def _may(self, way: "Joining") -> bool:
         """Return whether the ops of a way's step can be divided as it is."""

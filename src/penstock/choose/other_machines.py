@@ -8,7 +8,6 @@ larger job it is left out, and the plan says so.
 import resource
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -88,7 +87,7 @@ def planning(job: Job, cluster: Cluster | None, fixed: Fixed, looking: Looking) 
     with stand_ins(captured.model, _SMALL):  # its twin in miniature
         whole, is_own = examine.examine_optimizer(bare, captured)
     found = Examined(laws=laws_in(captured))
-    fixed, decisions = examine.bounded(bare, found, whole, replace(fixed, state_stays=is_own))
+    fixed, decisions = examine.bounded(bare, found, whole, fixed.needing(state_stays=is_own))
     return _told(Planning(bare, captured, fixed, decisions), care)
 
 

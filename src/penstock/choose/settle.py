@@ -138,7 +138,7 @@ def bounded(
         with listener.busy("examining the optimizer"):
             before = _Optimizer(*examine.examine_optimizer(job, captured))
         keep(key, "kind of optimizer", asdict(before))
-    fixed = replace(fixed, state_stays=before.is_own)
+    fixed = fixed.needing(state_stays=before.is_own)
     return examine.bounded(job, found, before.whole, fixed)
 
 

@@ -33,7 +33,7 @@ from penstock.rules.rule import load
 from penstock.schedule.recipe import name_of
 from penstock.search.candidate import Candidate, Objective
 from penstock.search.reasons import wire_words
-from penstock.search.shapes import Fixed
+from penstock.search.shapes import Exchange, Fixed
 from penstock.search.whole import whole_stages
 from penstock.training import saved, view
 from penstock.training.options import Options
@@ -87,8 +87,8 @@ def _planned(
     room, units = flag_text.memory_asked(options.get("memory")), options.get("units")
     cut = flag_text.units_asked(None if units is None else str(units))
     file = None if options.get("cluster") is None else Path(str(options.get("cluster")))
-    loaded = prepare.loaded(job, fixed.rules, view.TERMINAL, fixed.sums).job
-    flag_text.check_fits(fixed.schedule, loaded, post_validation=fixed.post_validation)
+    loaded = prepare.loaded(job, fixed.rules, view.TERMINAL, fixed.exchange.sums).job
+    flag_text.check_fits(fixed.schedule, loaded, post_validation=fixed.exchange.post_validation)
     ranks = fixed.ranks or (Cluster.here() if file is None else Cluster.load(file)).num_ranks
     check_asked(loaded, fixed, ranks)
     if file is None:
@@ -132,12 +132,14 @@ def _fixed(options: Options) -> Fixed:
         options.get("stages"),
         None if schedule is None else flag_text.schedule_asked(str(schedule)),
         offload=flag_text.offload_asked(options.get("offload")),
-        post_validation=options.get("post_validation", False),
-        sums=options.get("sums"),
-        topology=flag_text.topology_asked(options.get("topology")),
         rules=() if rules is None else load(str(rules)),
         tensor=tensor,
         context=context,
+        exchange=Exchange(
+            options.get("post_validation", False),
+            sums=options.get("sums"),
+            topology=flag_text.topology_asked(options.get("topology")),
+        ),
     )
 
 

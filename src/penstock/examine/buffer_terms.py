@@ -1,7 +1,6 @@
 """Buffer terms: what those that forward writes leave of a plan, and whether a plan heeds them."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from penstock.errors import PlanError
 from penstock.graph.graph import Graph
@@ -24,11 +23,11 @@ def fixed_for(job: Job, laws: Laws, fixed: Fixed) -> tuple[Fixed, Decision | Non
     ordered = {name: law for name, law in laws.items() if law.is_ordered}
     if job.buffers == "per replica":
         why = f"as Job.buffers says, the first replica's are saved: {_listed(laws)}"
-        fit = replace(fixed, buffers="per replica", in_order=fixed.in_order or bool(ordered))
+        fit = fixed.needing(buffers="per replica", in_order=fixed.needs.in_order or bool(ordered))
         return fit, Decision("buffers", "per replica", "user", why)
     if ordered:
         why = f"must see every micro-batch in order: {_listed(ordered)}"
-        fit = replace(fixed, buffers="one copy")
+        fit = fixed.needing(buffers="one copy")
         return fit, Decision("buffers", "one copy", "only choice", why)
     why = f"as in the plain loop, whatever the copies: {_listed(laws)}"
     return fixed, Decision("buffers", "exact", "only choice", why)

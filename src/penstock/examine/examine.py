@@ -177,16 +177,16 @@ def bounded(
 
 def _servers(fixed: Fixed) -> int:
     """Return among how many servers the parameters are divided, where any are asked for."""
-    if not sums_way(fixed.sums).served or fixed.topology in (None, FASTEST):
+    if not sums_way(fixed.exchange.sums).served or fixed.exchange.topology in (None, FASTEST):
         return 1
-    asked = topology_of(fixed.topology)
+    asked = topology_of(fixed.exchange.topology)
     return asked.size if asked.kind == "server" else 1
 
 
 def _most_copies(job: Job, fixed: Fixed) -> tuple[int, str]:
     """Return how many copies of the only stage there can be, and why no more ranks are used."""
     why = "the optimizer stays whole on one stage, of which there is "
-    if fixed.buffers == "one copy":
+    if fixed.needs.buffers == "one copy":
         return 1, f"{why}one copy: buffers must see every micro-batch in order"
     each = f"at most one copy for each of the {job.micro_batches} micro-batches of a step"
     return job.micro_batches, why + each

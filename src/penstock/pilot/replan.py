@@ -469,7 +469,7 @@ class Replanner:
         own = joining_of(ways, old).profiles
         judge = Judge(self.choice.captured.graph, own, now.cluster)
         before_s = judge.candidate(old.changed(hosts=()), as_said=True).step_s
-        fixed = replace(self.basis.fixed, ranks=old.total_ranks, as_placed=True)
+        fixed = replace(self.basis.fixed, ranks=old.total_ranks).needing(as_placed=True)
         try:
             found = _found(ways, old, fixed, Machines(now.cluster), limit_s)
         except PlanError:  # in so short a time, or within the memory

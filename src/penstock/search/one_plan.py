@@ -1,7 +1,5 @@
 """Search for one plan: what `search` finds, without the candidates that it beat."""
 
-from dataclasses import replace
-
 from penstock.cluster.cluster import Cluster
 from penstock.errors import PlanError
 from penstock.graph.graph import Graph
@@ -45,6 +43,6 @@ def search(
         objective=objective,
         error=ERROR,
         clip=job is not None and job.awaits_all,
-        fixed=fixed if job is None else replace(fixed, wire=job.fewest_bits, sums=job.sums),
+        fixed=fixed if job is None else fixed.as_in(job),
     )
     return found.plan

@@ -76,7 +76,7 @@ def reasons(
         *_waiting(judge, best, fixed),
         *_copies(best, field, judge, asked),
         *_shards(judge, best),
-        *_fewer_bits(judge, best, fixed.wire),
+        *_fewer_bits(judge, best, fixed.exchange.wire),
         *_validation(judge, plan),
         *judge.rules.decisions(),
         _rests_on(judge),

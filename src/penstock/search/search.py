@@ -148,7 +148,7 @@ def _plainest(
     judge, objective = field.judge, field.objective
     found = simplest(judge, best, [*others, *field.simulated], objective, error)
     limit = best.score(objective)[0] * (1 + error)
-    return exactest(judge, found, fixed.wire, objective, limit)
+    return exactest(judge, found, fixed.exchange.wire, objective, limit)
 
 
 def _has_seconds(fixed: Fixed) -> bool:
@@ -169,7 +169,7 @@ def _polished(field: Field, cutter: "_Cutter", fixed: Fixed, error: float) -> li
     Raises:   PlanError: none can be used.
     """
     judge, objective, cluster = field.judge, field.objective, field.judge.cluster
-    placed = [] if fixed.as_placed else dealt(field)
+    placed = [] if fixed.needs.as_placed else dealt(field)
     if judge.graph.tensor > 1:  # of such plans nothing else is moved
         if usable := [*field.best(_POLISHED), *placed]:
             return sorted(usable, key=lambda candidate: candidate.score(objective))
@@ -184,8 +184,8 @@ def _polished(field: Field, cutter: "_Cutter", fixed: Fixed, error: float) -> li
     effort = replace(field.effort, is_over=field.is_over)
     moved = [change(judge, each, objective, effort) for each in tried]
     copied = with_copies(field, cutter.copies_beside)
-    sharded = [] if fixed.state_stays else [*with_shards(field)]
-    may = {"moves_state": not fixed.state_stays, "may_cut": fixed.stages is None}
+    sharded = [] if fixed.needs.state_stays else [*with_shards(field)]
+    may = {"moves_state": not fixed.needs.state_stays, "may_cut": fixed.stages is None}
     far = with_far(field, cutter.copies_beside, **may)
     others = [*moved, *copied, *sharded, *far]
     if fixed.recompute is None:
@@ -206,9 +206,9 @@ def _best_of_each(field: Field) -> Iterator[Candidate]:
 def _may_move(judge: Judge, fixed: Fixed) -> MayMove:
     """Return what the search may decide of each stage."""
     far = all(profile.far_s_per_byte for profile in judge.profiles)
-    state = not fixed.state_stays
+    state = not fixed.needs.state_stays
     cuts = fixed.stages is None and fixed.schedule is None
-    shards = state and not fixed.whole
+    shards = state and not fixed.needs.whole
     return MayMove(
         again=fixed.recompute is None, far=far, state=state, shards=shards, beside=True, cuts=cuts
     )
@@ -258,22 +258,24 @@ class _Cutter:
             num_ranks=shape.num_ranks,
             replicas=shape.replicas,
             clip=self.clip,
-            post_validation=self.clip and fixed.post_validation,
+            post_validation=self.clip and fixed.exchange.post_validation,
             shares=shape.shares,
         )
-        bare = by_speed(self.judge, bare.changed(buffers=fixed.buffers, sums=fixed.sums), shape)
+        bare = by_speed(
+            self.judge, bare.changed(buffers=fixed.needs.buffers, sums=fixed.exchange.sums), shape
+        )
         cuts = self._cut(bare, shape)
         if cuts is None:
             return
         early = early_on(self.judge.cluster_of(shape.hosts), bare.total_ranks)
         try:
             bare = self._offloading(bare.changed(hosts=shape.hosts, early=early), fixed.offload)
-            bare = with_topology(self.judge, bare, fixed.topology)
+            bare = with_topology(self.judge, bare, fixed.exchange.topology)
         except PlanError as problem:  # not with this schedule
             self.problem = self.problem or problem
             return
         plan = by_work(self.judge, with_cuts(self.judge.graph, bare, cuts))
-        packed = [fixed.wire] if shape.num_ranks > 1 and plan.tensor == 1 else []
+        packed = [fixed.exchange.wire] if shape.num_ranks > 1 and plan.tensor == 1 else []
         wires = dict.fromkeys([plan.terms.wire, *packed])
         for recompute, wire in itertools.product(self._choices(fixed), wires):
             again = plan.changed(recompute=(recompute,) * shape.stages, wire=wire)

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from penstock.bits import AS_IT_IS
 from penstock.cluster.cluster import Cluster
@@ -35,6 +35,9 @@ from penstock.schedule.schedule import Schedule
 from penstock.schedule.weight_rule import words_of_ranks
 from penstock.sums import sums_way
 
+if TYPE_CHECKING:
+    from penstock.job import Job
+
 _FEW = 16  # ranks of a cluster, of which every number is tried
 _HALVES = 4  # numbers that are tried of more: all, half of them, and so on
 _DEEP = (  # schedules that are tried there
@@ -45,6 +48,40 @@ _DIVIDED = "gpipe", "one_f_one_b", "zb_h1"  # schedules that are tried where ops
 _ALL_WAYS = 6  # ranks, of which every way to divide them among stages is tried
 
 
+class Exchange(NamedTuple):
+    """How ranks are to exchange what they have computed.
+
+    post_validation: as in a plan, where gradients are clipped.
+    wire:      fewest bits of a number in messages there and back, as in a plan.
+    sums:      as in a plan.
+    topology:  as in a plan, or "fastest".
+    """
+
+    post_validation: bool = False
+    wire: tuple[int, int] = (AS_IT_IS, AS_IT_IS)
+    sums: str | None = None
+    topology: str | None = None
+
+
+class Needs(NamedTuple):
+    """What a job and its run need of every plan, whatever the user decides.
+
+    buffers:   as in a plan; "one copy" leaves 1 replica, and what `in_order` leaves.
+    in_order:  whether only schedules are wanted in which each stage lives on one rank of its
+               replica, and takes its micro-batches in order.
+    as_placed: whether hosts stay in the order in which they stand.
+    state_stays: whether the optimizer's state cannot be in far memory, or in parts.
+    whole:     whether replicas divide their state only where memory is short: for runs that go on
+               when ranks are lost, and then have all that is needed.
+    """
+
+    buffers: Buffers = "exact"
+    in_order: bool = False
+    as_placed: bool = False
+    state_stays: bool = False
+    whole: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Fixed:
     """What the user decided beforehand; None leaves it to the search.
@@ -53,21 +90,10 @@ class Fixed:
     offload:   what every stage has in far memory while it is not needed; None: nothing.
     memory:    the most bytes that a rank may hold, or that each one may; then the cluster's devices
                have no more.
-    post_validation: as in a plan, where gradients are clipped.
-    wire:      fewest bits of a number in messages there and back, as in a plan.
-    sums:      as in a plan.
-    topology:  as in a plan, or "fastest".
-    buffers:   as in a plan; "one copy" leaves 1 replica, and what `in_order` leaves.
-    in_order:  whether only schedules are wanted in which each stage lives on one rank of its
-               replica, and takes its micro-batches in order.
     rules:     that every plan keeps to.
-    as_placed: whether hosts stay in the order in which they stand.
-    state_stays: whether the optimizer's state cannot be in far memory, or in parts.
     tensor:    ranks that divide the ops of each stage: 1, or what the traced step is rewritten for;
                None: also steps that are rewritten for several, where that may pay.
     context:   whether those divide the tokens of each sequence, and have all weights.
-    whole:     whether replicas divide their state only where memory is short: for runs that go on
-               when ranks are lost, and then have all that is needed.
     """
 
     ranks: int | None = None
@@ -76,24 +102,25 @@ class Fixed:
     schedule: str | AnySchedule | None = None
     recompute: bool | None = None
     offload: Offloaded | None = None
-    buffers: Buffers = "exact"
-    in_order: bool = False
     memory: int | tuple[int, ...] | None = None
-    post_validation: bool = False
-    wire: tuple[int, int] = (AS_IT_IS, AS_IT_IS)
-    sums: str | None = None
-    topology: str | None = None
     rules: tuple[Rule, ...] = ()
-    as_placed: bool = False
-    state_stays: bool = False
-    whole: bool = False
     tensor: int | None = 1
     context: bool = False
+    exchange: Exchange = Exchange()  # noqa: RUF009 - a tuple
+    needs: Needs = Needs()  # noqa: RUF009 - a tuple
 
     @property
     def axis(self) -> InnerAxis:
         """The ranks that are to divide each stage inside, if any are."""
         return InnerAxis(self.tensor or 1, self.context)
+
+    def as_in(self, job: "Job") -> "Fixed":
+        """Return the same, values being exchanged as a job says."""
+        return replace(self, exchange=self.exchange._replace(wire=job.fewest_bits, sums=job.sums))
+
+    def needing(self, **needs: Any) -> "Fixed":
+        """Return the same, other things being needed of every plan."""
+        return replace(self, needs=self.needs._replace(**needs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +143,7 @@ def shapes(graph: Graph, cluster: Cluster, micro_batches: int, fixed: Fixed) -> 
     sizes = list(_sizes(graph, cluster.num_ranks, micro_batches, fixed))
     seen: set[tuple[str, ...]] = set()
     orders = host_orders(cluster)
-    for order in orders[:1] if fixed.as_placed else orders:
+    for order in orders[:1] if fixed.needs.as_placed else orders:
         there = placed(cluster, order)
         holding = [there.host_of(rank).name for rank in range(cluster.num_ranks)]
         for across, row in itertools.groupby(sizes, lambda size: size.replicas * size.num_ranks):
@@ -137,12 +164,12 @@ def _sizes(graph: Graph, most: int, micro_batches: int, fixed: Fixed) -> Iterato
                 ranks % replicas
                 or micro_batches < replicas
                 or fixed.replicas not in (None, replicas)
-                or (replicas > 1 and fixed.buffers == "one copy")
+                or (replicas > 1 and fixed.needs.buffers == "one copy")
             ):
                 continue
             if ranks == replicas and _wants_pipeline(graph, most, fixed):
                 continue
-            shares, way = evenly(micro_batches, replicas), sums_way(fixed.sums)
+            shares, way = evenly(micro_batches, replicas), sums_way(fixed.exchange.sums)
             if unlike(shares) and (graph.tensor > 1 or way.averages or way.served):
                 continue
             if way.served and most > 1 and not 1 < replicas == ranks:
@@ -252,7 +279,7 @@ def _words(ranks: Sequence[int]) -> int | str:
 
 
 def _wants_order(fixed: Fixed) -> bool:
-    return fixed.in_order or fixed.buffers == "one copy"
+    return fixed.needs.in_order or fixed.needs.buffers == "one copy"
 
 
 def _synchronous(num_ranks: int, most: int) -> list[Recipe]:
@@ -323,9 +350,9 @@ def _asked(fixed: Fixed) -> str:
         asked["schedule"] = words_of(any_schedule(fixed.schedule))
     words = [f"{name} {value}" for name, value in asked.items()]
     words += ["the rules"] if fixed.rules else []
-    if fixed.buffers == "one copy":
+    if fixed.needs.buffers == "one copy":
         words.append("one copy of each stage")
-    elif fixed.in_order:
+    elif fixed.needs.in_order:
         words.append("micro-batches in order")
     return ", ".join(words) or "anything"
 

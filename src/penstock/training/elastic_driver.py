@@ -85,8 +85,9 @@ def ways_of(folder: Path, choice: Choice, fixed: Fixed) -> PlanBasis:
     """
     profiles = load_profiles(folder / "profile.json")
     cluster = Cluster.load(folder / "cluster.toml")
-    free = replace(fixed, ranks=None, replicas=None, stages=None, post_validation=False)
-    return PlanBasis((choice.way(profiles),), cluster, replace(free, as_placed=True))
+    free = replace(fixed, ranks=None, replicas=None, stages=None)
+    free = replace(free, exchange=fixed.exchange._replace(post_validation=False))
+    return PlanBasis((choice.way(profiles),), cluster, free.needing(as_placed=True))
 
 
 def planned(folder: Path, ways: PlanBasis, choice: Choice, listener: Listener) -> dict[int, Plan]:

@@ -95,13 +95,13 @@ def kept_choice(terms: ChoiceTerms, captured: "Capture") -> Chosen | None:
     """
     asked, path = terms.asked, terms.folder / "plan.json"
     is_fixed = asked.schedule or asked.stages or asked.offload or terms.units
-    if is_fixed or asked.post_validation or asked.memory or not path.exists():
+    if is_fixed or asked.exchange.post_validation or asked.memory or not path.exists():
         return None
     plan = usable(on_hosts_of(Plan.load(path), terms.there.cluster))
     is_other = asked.ranks not in (None, plan.total_ranks)
     is_other = is_other or asked.tensor not in (None, plan.tensor)
     is_other = is_other or (asked.tensor is not None and asked.context != plan.place.context)
-    is_other = is_other or asked.topology not in (None, FASTEST, plan.agreement.topology)
+    is_other = is_other or asked.exchange.topology not in (None, FASTEST, plan.agreement.topology)
     is_other = is_other or was_brief(plan, terms.num_steps)
     if is_other or any(each.what == "replanned" for each in plan.decisions):
         return None

@@ -180,7 +180,11 @@ def words_to_resume(session: "Session") -> str:
         )  # a share is part of them
         told += " --elastic" + (" --set tls=true" if session.asked.tls else "")
         told += "" if ranks is None else f" --ranks {ranks}"
-    told += f" --set sums={session.fixed.sums}" if session.fixed.sums and session.asked.text else ""
+    told += (
+        f" --set sums={session.fixed.exchange.sums}"
+        if session.fixed.exchange.sums and session.asked.text
+        else ""
+    )
     return f"{told} -- {script.tail}" if script.arguments else told
 
 

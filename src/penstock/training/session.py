@@ -335,7 +335,7 @@ class Session:
             self.fixed.schedule,
             self.fixed.stages,
             self.fixed.offload,
-            self.fixed.post_validation or None,
+            self.fixed.exchange.post_validation or None,
             self.there.cluster,
             self.asked.units,
             self.fixed.rules or None,
@@ -547,7 +547,7 @@ class Session:
     @property
     def job_terms(self) -> JobTerms:
         """Return what makes the job besides the text that names it."""
-        return JobTerms(self.asked.weights, self.fixed.rules, self.fixed.sums or "")
+        return JobTerms(self.asked.weights, self.fixed.rules, self.fixed.exchange.sums or "")
 
     def task_terms(self, plan: Plan) -> TaskTerms:
         """Return what ranks have alike, whichever plan they run.

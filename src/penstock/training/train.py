@@ -42,7 +42,7 @@ from penstock.rules.rule import Rule, load
 from penstock.runtime.shared_cores import parse_turns
 from penstock.runtime.step_traces import parse_steps
 from penstock.script import as_started, script_of, with_arguments
-from penstock.search.shapes import Fixed
+from penstock.search.shapes import Exchange, Fixed, Needs
 from penstock.sums import sums_way
 from penstock.training.at_work import check_free, folder_of, is_under_way, url_of
 from penstock.training.audit_anew import audit_beside
@@ -265,13 +265,15 @@ def _fixed(options: Options, job: Job, rules: Sequence[Rule], follows: int | Non
         replicas=options.get("replicas"),
         offload=options.get("offload"),
         memory=flag_text.memory_asked(options.get("memory")),
-        post_validation=is_validated,
-        sums=options.get("sums"),
-        topology=flag_text.topology_asked(options.get("topology")),
         rules=tuple(rules),
-        whole=is_elastic,
         tensor=tensor,
         context=context,
+        exchange=Exchange(
+            is_validated,
+            sums=options.get("sums"),
+            topology=flag_text.topology_asked(options.get("topology")),
+        ),
+        needs=Needs(whole=is_elastic),
     )
 
 
