@@ -331,7 +331,7 @@ def test_what_two_micro_batches_follow_is_no_law_where_the_data_may_change_it():
     laws = buffer_laws(job, capture(job))
     assert str(laws["means"]) == "in order: how much of it stays is up to the data (where)"
     fit, decision = fixed_for(job, laws, Fixed(ranks=2))
-    assert (fit.buffers, decision.value) == ("one copy", "one copy")
+    assert (fit.needs.buffers, decision.value) == ("one copy", "one copy")
 
 
 def test_a_law_of_the_trace_has_the_coefficient_that_is_measured():
@@ -419,7 +419,7 @@ def test_a_job_may_leave_each_replica_its_own():
     own = Fixed(needs=Needs(buffers="per replica"))
     assert (fit, decision.value, decision.by) == (own, "per replica", "user")
     fit, _ = fixed_for(job, {"u": BufferLaw(None, "why")}, Fixed())
-    assert fit == replace(own, in_order=True)
+    assert fit == own.needing(in_order=True)
     with pytest.raises(JobError, match=r"Job\.buffers is 'synchronised'"):
         replace(JOB, buffers="synchronised")
 

@@ -250,7 +250,10 @@ def _of_the_job(summary: Mapping[str, Json]) -> dict[str, Json]:
 
 
 def _used(own: _Summary, peaks: tuple[tuple[int, ...], tuple[int, ...]], ranks: int) -> Used:
-    """Return what a summary says of the devices; peaks of timelines count where it has none."""
+    """Return what a summary says of the devices.
+
+    peaks:   those of the timelines, which count where the summary has none.
+    """
     sizes, rates = own.sizes, own.rates
     told = sizes.peak_bytes_predicted, sizes.peak_bytes_measured
     return Used(
