@@ -11,7 +11,7 @@ from penstock.choose.contradictions import check_asked, check_given
 from penstock.errors import PlanError
 from penstock.job import Job
 from penstock.search.search import search
-from penstock.search.shapes import Exchange, Fixed
+from penstock.search.shapes import Fixed, RankExchange
 from tests.search.chains import chain, cluster_of, profile_of
 
 GRAPH = chain([3, 3, 3], [5, 6, 7])
@@ -46,21 +46,21 @@ def job_of(**words: object) -> Job:
 def test_what_no_plan_has_together_is_refused_by_job_and_options_alone(
     asked, fixed, commits, why
 ) -> None:
-    of_ranks = {name: fixed[name] for name in fixed if name in Exchange._fields}
+    of_ranks = {name: fixed[name] for name in fixed if name in RankExchange._fields}
     others = {name: fixed[name] for name in fixed if name not in of_ranks}
-    wanted = Fixed(**others, exchange=Exchange(**of_ranks))
+    wanted = Fixed(**others, exchange=RankExchange(**of_ranks))
     with pytest.raises(PlanError, match=why):
         check_asked(job_of(**asked), wanted, 4, commits=commits)
 
 
 def test_what_there_is_none_of_on_one_rank_goes_with_all() -> None:
-    undone = Fixed(ranks=1, exchange=Exchange(post_validation=True))
+    undone = Fixed(ranks=1, exchange=RankExchange(post_validation=True))
     check_asked(job_of(clip_norm=1.0, sums="ssp:3"), undone, 1)
     check_asked(job_of(sums="int8"), Fixed(), 1, commits=True)
 
 
 def test_there_may_be_as_many_servers_as_ranks() -> None:
-    check_asked(job_of(sums="async"), Fixed(exchange=Exchange(topology="server:4")), 4)
+    check_asked(job_of(sums="async"), Fixed(exchange=RankExchange(topology="server:4")), 4)
 
 
 def test_replicas_may_have_parts_of_their_weights_in_far_memory() -> None:
@@ -92,7 +92,7 @@ def test_what_is_refused_is_refused_by_the_search_too(  # noqa: PLR0913 - what i
     sums, clip, schedule, offload, topology, replicas, ranks, undone, commits
 ) -> None:
     fixed = Fixed(
-        ranks, replicas, None, schedule, offload=offload, exchange=Exchange(topology=topology)
+        ranks, replicas, None, schedule, offload=offload, exchange=RankExchange(topology=topology)
     )
     exchange = fixed.exchange._replace(post_validation=undone and clip is not None)
     fixed = replace(fixed, exchange=exchange)

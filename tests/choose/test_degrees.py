@@ -22,7 +22,7 @@ from penstock.plan import Plan
 from penstock.plan.of_plan import lower
 from penstock.profile.estimate import estimated
 from penstock.program.program import Program
-from penstock.search import Fixed, Needs
+from penstock.search import Fixed, JobNeeds
 from penstock.search.whole import whole_cuts, whole_stages
 from penstock.units import MiB
 from tests.graph.zoo import JOBS
@@ -143,8 +143,8 @@ def test_what_updates_a_weight_as_a_whole_stays_whole():
     "fixed",
     [
         Fixed(offload="state"),
-        Fixed(needs=Needs(whole=True)),
-        Fixed(needs=Needs(buffers="per replica")),
+        Fixed(needs=JobNeeds(whole=True)),
+        Fixed(needs=JobNeeds(buffers="per replica")),
         Fixed(tensor=1),
     ],
 )

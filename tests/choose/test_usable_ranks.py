@@ -13,7 +13,7 @@ from penstock.cluster import Cluster
 from penstock.errors import MemoryShortError, PlanError
 from penstock.graph.trace import capture
 from penstock.job import Job
-from penstock.search import Fixed, Needs
+from penstock.search import Fixed, JobNeeds
 
 
 class Counted(nn.Module):
@@ -40,7 +40,7 @@ def job() -> Job:
 
 
 def test_one_copy_of_one_stage_is_on_one_of_two_ranks() -> None:
-    fixed, made = Fixed(ranks=2, needs=Needs(buffers="one copy")), job()
+    fixed, made = Fixed(ranks=2, needs=JobNeeds(buffers="one copy")), job()
     searched, left, (decision,) = best_on_ranks(
         made, fixed, capture(made), Machines(Cluster.here(2))
     )

@@ -28,7 +28,7 @@ from penstock.runtime.served import Decisions, read_decisions
 from penstock.runtime.windows import repeated
 from penstock.runtime.worker import Task, work
 from penstock.search import search
-from penstock.search.shapes import Exchange, Fixed
+from penstock.search.shapes import Fixed, RankExchange
 from penstock.sums import sums_way
 from tests.parity.optimizing import Net, data, job_of
 from tests.parity.training import differing
@@ -293,7 +293,7 @@ def test_a_run_that_goes_on_from_an_older_checkpoint_forgets_what_came_after(tmp
 def test_the_search_gives_each_rank_a_replica():
     graph = chain([10**6] * 4, [1] * 4)
     profile = profile_of(graph, [0.001] * 4)
-    fixed = Fixed(exchange=Exchange(sums="ssp:2"))
+    fixed = Fixed(exchange=RankExchange(sums="ssp:2"))
     found = search(graph, profile, cluster_of(4), fixed=fixed, micro_batches=8).plan
     assert (found.replicas, found.num_ranks, found.served) == (found.total_ranks, 1, "ssp:2")
     assert found.total_ranks > 1

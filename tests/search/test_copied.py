@@ -6,13 +6,13 @@ import pytest
 
 from penstock.plan import Plan
 from penstock.schedule import peak_activations
-from penstock.search import Fixed, Needs, evaluate, search
+from penstock.search import Fixed, JobNeeds, evaluate, search
 from penstock.search.judge import Judge
 from tests.search.chains import chain, cluster_of, profile_of
 
 GRAPH = chain([1] * 8, [100] * 8)
 CAP = 1254  # bytes: the fastest plan takes twice as much
-FIXED = Fixed(ranks=2, stages=2, needs=Needs(in_order=True))
+FIXED = Fixed(ranks=2, stages=2, needs=JobNeeds(in_order=True))
 
 
 def with_cores(memory_bytes, cores=4):

@@ -11,7 +11,7 @@ from penstock.graph.graph import Graph
 from penstock.plan import plan_by_hand
 from penstock.profile import Profile
 from penstock.schedule.grid import Grid
-from penstock.search import Fixed, Needs, evaluate, search
+from penstock.search import Fixed, JobNeeds, evaluate, search
 from penstock.search.dealt import orders_by_rank
 from penstock.search.search import SearchResult
 from tests.draws import examples
@@ -64,7 +64,7 @@ def test_no_way_to_deal_ranks_to_hosts_is_faster(weights, values, pair: tuple[st
 
 def test_heavy_weights_are_summed_inside_a_host_and_heavy_values_stay_inside() -> None:
     fixed = Fixed(
-        ranks=4, replicas=2, schedule="one_f_one_b", recompute=False, needs=Needs(whole=True)
+        ranks=4, replicas=2, schedule="one_f_one_b", recompute=False, needs=JobNeeds(whole=True)
     )
     rows = chain([400] * 4, [1] * 4), chain([1] * 4, [400] * 4)
     heavy, light = (found(graph, profile_of(graph, [1.0] * 4), fixed).plan for graph in rows)
@@ -77,7 +77,7 @@ def test_heavy_weights_are_summed_inside_a_host_and_heavy_values_stay_inside() -
 
 def test_hosts_that_stay_as_placed_are_not_dealt() -> None:
     graph = chain([400] * 4, [1] * 4)
-    fixed = Fixed(ranks=4, replicas=2, schedule="one_f_one_b", needs=Needs(as_placed=True))
+    fixed = Fixed(ranks=4, replicas=2, schedule="one_f_one_b", needs=JobNeeds(as_placed=True))
     plan = found(graph, profile_of(graph, [1.0] * 4), fixed).plan
     assert plan.place.hosts == ()
 

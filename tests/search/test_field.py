@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from penstock.cluster import Link
 from penstock.errors import PlanError
 from penstock.plan import plan_by_hand
-from penstock.search import Fixed, Needs, search
+from penstock.search import Fixed, JobNeeds, search
 from penstock.search.field import Effort
 from penstock.search.judge import Judge
 from penstock.search.polish import polish
@@ -75,7 +75,11 @@ def test_without_time_nothing_is_polished() -> None:
 
 
 def test_all_that_was_polished_counts_for_the_front() -> None:
-    about = {"micro_batches": 6, "with_front": True, "fixed": Fixed(needs=Needs(state_stays=True))}
+    about = {
+        "micro_batches": 6,
+        "with_front": True,
+        "fixed": Fixed(needs=JobNeeds(state_stays=True)),
+    }
     found = search(SIX, SIX_PROFILE, cluster_of(3, link=SLOW), **about)
     usable = {figures(each) for each in found.candidates if not each.refused}
     assert len(found.candidates) == found.tally.simulated + 3

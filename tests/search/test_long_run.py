@@ -7,7 +7,7 @@ import pytest
 from penstock.plan import plan_by_hand, schedule_of
 from penstock.schedule import SCHEDULES, steady_s
 from penstock.schedule.recipe import name_of
-from penstock.search import Exchange, Fixed, drained_s, evaluate, search
+from penstock.search import Fixed, RankExchange, drained_s, evaluate, search
 from penstock.timeline import breakdown_of
 from penstock.units import format_seconds
 from tests.search.chains import cluster_of
@@ -62,7 +62,7 @@ def test_norm_that_is_known_after_the_update_is_none():
 def asked(schedule: str, *, post_validation: bool):
     """Return the plan of a search that clips, and what it says of post-validation, if anything."""
     fixed = Fixed(
-        ranks=4, stages=4, schedule=schedule, exchange=Exchange(post_validation=post_validation)
+        ranks=4, stages=4, schedule=schedule, exchange=RankExchange(post_validation=post_validation)
     )
     plan = search(*BASIS, micro_batches=8, clip=True, fixed=fixed).plan
     return plan, [each for each in plan.decisions if each.what == "post-validation"]

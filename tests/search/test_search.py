@@ -17,7 +17,7 @@ from penstock.profile import Profile
 from penstock.schedule import SCHEDULES, Builder, find, one_f_one_b
 from penstock.schedule.layer_pipe import layer_pipe
 from penstock.schedule.recipe import name_of
-from penstock.search import Candidate, Fixed, Needs, evaluate, search
+from penstock.search import Candidate, Fixed, JobNeeds, evaluate, search
 from penstock.search.balance import balanced_cuts, balanced_cuts_on
 from penstock.search.judge import Judge
 from penstock.search.one_plan import search as search_one
@@ -96,7 +96,7 @@ def shape_of(plan: Plan) -> tuple[int, int, int, str, int]:
     return (plan.replicas, plan.num_ranks, plan.num_stages, name, plan.num_micro_batches)
 
 
-WHOLE = Fixed(needs=Needs(state_stays=True))  # no replica divides what it has
+WHOLE = Fixed(needs=JobNeeds(state_stays=True))  # no replica divides what it has
 
 
 @examples(10)
@@ -501,7 +501,8 @@ def test_wish_for_a_schedule_that_does_not_exist_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "fixed", [Fixed(needs=Needs(buffers="one copy")), Fixed(replicas=2, needs=Needs(in_order=True))]
+    "fixed",
+    [Fixed(needs=JobNeeds(buffers="one copy")), Fixed(replicas=2, needs=JobNeeds(in_order=True))],
 )
 def test_stages_have_one_copy_if_that_is_wished(fixed: Fixed) -> None:
     cluster = cluster_of(4)

@@ -17,7 +17,7 @@ from penstock.graph.graph import Graph
 from penstock.plan import plan_by_hand
 from penstock.plan.of_plan import lower
 from penstock.profile import Profile
-from penstock.search import Fixed, Needs, evaluate, search
+from penstock.search import Fixed, JobNeeds, evaluate, search
 from penstock.search.balance import balanced_cuts
 from penstock.search.candidate import Objective
 from penstock.search.field import Effort
@@ -322,7 +322,7 @@ def test_hosts_are_put_where_slow_links_are_crossed_once() -> None:
 
 def test_sums_of_replicas_are_minded_by_a_list_schedule() -> None:
     graph = chain([100, 1, 1], [1, 1, 1])
-    fixed = Fixed(replicas=2, stages=2, schedule="list_schedule", needs=Needs(state_stays=True))
+    fixed = Fixed(replicas=2, stages=2, schedule="list_schedule", needs=JobNeeds(state_stays=True))
     cluster = linked(dict.fromkeys(itertools.permutations(range(4), 2), 20))
     plan, *_ = search(graph, profile_of(graph, [1] * 3), cluster, micro_batches=4, fixed=fixed)
     sums = plan.schedule.seconds.sums_s

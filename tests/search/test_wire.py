@@ -10,7 +10,7 @@ from penstock.cluster import Cluster, DeviceKind, Host, Link
 from penstock.graph.graph import Graph
 from penstock.profile import Profile
 from penstock.profile.profile import PackCost
-from penstock.search import Exchange, Fixed, evaluate, search
+from penstock.search import Fixed, RankExchange, evaluate, search
 from penstock.search.candidate import Candidate
 from penstock.search.judge import Judge
 from penstock.search.simplest import exactest
@@ -36,7 +36,7 @@ def cluster_of(bytes_per_s: float) -> Cluster:
 
 def found_on(bytes_per_s: float, fewest: tuple[int, int], error: float = 0.05):
     graph, profile = floats()
-    fixed = Fixed(stages=2, replicas=1, schedule="one_f_one_b", exchange=Exchange(wire=fewest))
+    fixed = Fixed(stages=2, replicas=1, schedule="one_f_one_b", exchange=RankExchange(wire=fewest))
     return search(
         graph, profile, cluster_of(bytes_per_s), micro_batches=4, fixed=fixed, error=error
     )
@@ -75,7 +75,11 @@ def test_slow_link_is_used_because_messages_are_packed():
     cluster, sizes = cluster_of(1e6), {"micro_batches": 4}
     alone = search(graph, profile, cluster, **sizes).plan
     packed = search(
-        graph, profile, cluster, **sizes, fixed=Fixed(replicas=1, exchange=Exchange(wire=(4, 4)))
+        graph,
+        profile,
+        cluster,
+        **sizes,
+        fixed=Fixed(replicas=1, exchange=RankExchange(wire=(4, 4))),
     ).plan
     exact = search(graph, profile, cluster, **sizes, fixed=Fixed(replicas=1)).plan
     assert packed.predicted.step_s < exact.predicted.step_s

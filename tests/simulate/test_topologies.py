@@ -6,7 +6,7 @@ from penstock.cluster import Link
 from penstock.plan import plan_by_hand
 from penstock.plan.lower_plan import lower_plan
 from penstock.program.program import Program
-from penstock.search import Exchange, Fixed, search
+from penstock.search import Fixed, RankExchange, search
 from penstock.search.judge import Judge
 from tests.search.chains import chain, cluster_of, profile_of
 
@@ -69,7 +69,7 @@ def test_the_fastest_is_taken_where_it_is_faster_than_the_transports_own(size, w
     """Few bytes by few rounds; of many pieces few rounds gain less than is predicted wrongly."""
     graph = chain([size], [1])
     profile, cluster = profile_of(graph, [0.01]), cluster_of(4, link=Link(0.01, RATE))
-    fixed = Fixed(ranks=4, replicas=4, stages=1, exchange=Exchange(topology="fastest"))
+    fixed = Fixed(ranks=4, replicas=4, stages=1, exchange=RankExchange(topology="fastest"))
     plan = search(graph, profile, cluster, micro_batches=8, fixed=fixed).plan
     assert plan.agreement.topology == wanted
     told = [each for each in plan.decisions if each.what == "topology"]
@@ -79,7 +79,7 @@ def test_the_fastest_is_taken_where_it_is_faster_than_the_transports_own(size, w
 def test_the_search_keeps_what_is_asked_for():
     graph = chain([MB], [1])
     profile, cluster = profile_of(graph, [0.01]), cluster_of(4, link=Link(LATENCY_S, RATE))
-    fixed = Fixed(ranks=4, replicas=4, exchange=Exchange(topology="server:2"))
+    fixed = Fixed(ranks=4, replicas=4, exchange=RankExchange(topology="server:2"))
     plan = search(graph, profile, cluster, micro_batches=8, fixed=fixed).plan
     assert plan.agreement.topology == "server:2"
     assert not plan.shards

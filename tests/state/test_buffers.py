@@ -14,7 +14,7 @@ from penstock.job import Job
 from penstock.plan import plan_by_hand
 from penstock.plan.of_plan import lower
 from penstock.runtime.launch import run_threads
-from penstock.search import Fixed, Needs
+from penstock.search import Fixed, JobNeeds
 from penstock.state.laws import measured
 from penstock.state.laws.buffers import BufferLaw, buffer_laws, settled
 from penstock.state.laws.measured import measured_laws
@@ -416,7 +416,7 @@ def test_a_wish_is_narrowed_only_by_what_needs_order():
 def test_a_job_may_leave_each_replica_its_own():
     job = replace(JOB, buffers="per replica")
     fit, decision = fixed_for(job, CARRIED, Fixed())
-    own = Fixed(needs=Needs(buffers="per replica"))
+    own = Fixed(needs=JobNeeds(buffers="per replica"))
     assert (fit, decision.value, decision.by) == (own, "per replica", "user")
     fit, _ = fixed_for(job, {"u": BufferLaw(None, "why")}, Fixed())
     assert fit == own.needing(in_order=True)

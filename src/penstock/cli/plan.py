@@ -33,7 +33,7 @@ from penstock.rules.rule import load
 from penstock.schedule.recipe import name_of
 from penstock.search.candidate import Candidate, Objective
 from penstock.search.reasons import wire_words
-from penstock.search.shapes import Exchange, Fixed
+from penstock.search.shapes import Fixed, RankExchange
 from penstock.search.whole import whole_stages
 from penstock.training import saved, view
 from penstock.training.options import Options
@@ -135,7 +135,7 @@ def _fixed(options: Options) -> Fixed:
         rules=() if rules is None else load(str(rules)),
         tensor=tensor,
         context=context,
-        exchange=Exchange(
+        exchange=RankExchange(
             options.get("post_validation", False),
             sums=options.get("sums"),
             topology=flag_text.topology_asked(options.get("topology")),

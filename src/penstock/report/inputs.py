@@ -250,7 +250,7 @@ def _of_the_job(summary: Mapping[str, Json]) -> dict[str, Json]:
 
 
 def _used(own: _Summary, peaks: tuple[tuple[int, ...], tuple[int, ...]], ranks: int) -> Used:
-    """Return what a summary says of the devices.
+    """Return the bytes and the speed that a summary tells.
 
     peaks:   those of the timelines, which count where the summary has none.
     """

@@ -8,6 +8,6 @@ from penstock.search.search import SearchResult as SearchResult
 from penstock.search.search import drained_s as drained_s
 from penstock.search.search import evaluate as evaluate
 from penstock.search.search import search as search
-from penstock.search.shapes import Exchange as Exchange
 from penstock.search.shapes import Fixed as Fixed
-from penstock.search.shapes import Needs as Needs
+from penstock.search.shapes import JobNeeds as JobNeeds
+from penstock.search.shapes import RankExchange as RankExchange

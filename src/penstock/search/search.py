@@ -250,6 +250,7 @@ class _Cutter:
 
         None where no cuts of so many stages are as rules say.
         """
+        exchange = fixed.exchange
         bare = plan_by_hand(
             self.judge.graph,
             range(shape.stages - 1),
@@ -258,25 +259,24 @@ class _Cutter:
             num_ranks=shape.num_ranks,
             replicas=shape.replicas,
             clip=self.clip,
-            post_validation=self.clip and fixed.exchange.post_validation,
+            post_validation=self.clip and exchange.post_validation,
             shares=shape.shares,
         )
-        bare = by_speed(
-            self.judge, bare.changed(buffers=fixed.needs.buffers, sums=fixed.exchange.sums), shape
-        )
+        bare = bare.changed(buffers=fixed.needs.buffers, sums=exchange.sums)
+        bare = by_speed(self.judge, bare, shape)
         cuts = self._cut(bare, shape)
         if cuts is None:
             return
         early = early_on(self.judge.cluster_of(shape.hosts), bare.total_ranks)
         try:
             bare = self._offloading(bare.changed(hosts=shape.hosts, early=early), fixed.offload)
-            bare = with_topology(self.judge, bare, fixed.exchange.topology)
+            bare = with_topology(self.judge, bare, exchange.topology)
         except PlanError as problem:  # not with this schedule
             self.problem = self.problem or problem
             return
         plan = by_work(self.judge, with_cuts(self.judge.graph, bare, cuts))
-        packed = [fixed.exchange.wire] if shape.num_ranks > 1 and plan.tensor == 1 else []
-        wires = dict.fromkeys([plan.terms.wire, *packed])
+        packs = shape.num_ranks > 1 and plan.tensor == 1
+        wires = dict.fromkeys([plan.terms.wire, *([exchange.wire] if packs else [])])
         for recompute, wire in itertools.product(self._choices(fixed), wires):
             again = plan.changed(recompute=(recompute,) * shape.stages, wire=wire)
             try:

@@ -48,7 +48,7 @@ _DIVIDED = "gpipe", "one_f_one_b", "zb_h1"  # schedules that are tried where ops
 _ALL_WAYS = 6  # ranks, of which every way to divide them among stages is tried
 
 
-class Exchange(NamedTuple):
+class RankExchange(NamedTuple):
     """How ranks are to exchange what they have computed.
 
     post_validation: as in a plan, where gradients are clipped.
@@ -63,7 +63,7 @@ class Exchange(NamedTuple):
     topology: str | None = None
 
 
-class Needs(NamedTuple):
+class JobNeeds(NamedTuple):
     """What a job and its run need of every plan, whatever the user decides.
 
     buffers:   as in a plan; "one copy" leaves 1 replica, and what `in_order` leaves.
@@ -106,8 +106,8 @@ class Fixed:
     rules: tuple[Rule, ...] = ()
     tensor: int | None = 1
     context: bool = False
-    exchange: Exchange = Exchange()  # noqa: RUF009 - a tuple
-    needs: Needs = Needs()  # noqa: RUF009 - a tuple
+    exchange: RankExchange = RankExchange()  # noqa: RUF009 - a tuple
+    needs: JobNeeds = JobNeeds()  # noqa: RUF009 - a tuple
 
     @property
     def axis(self) -> InnerAxis:

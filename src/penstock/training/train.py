@@ -42,7 +42,7 @@ from penstock.rules.rule import Rule, load
 from penstock.runtime.shared_cores import parse_turns
 from penstock.runtime.step_traces import parse_steps
 from penstock.script import as_started, script_of, with_arguments
-from penstock.search.shapes import Exchange, Fixed, Needs
+from penstock.search.shapes import Fixed, JobNeeds, RankExchange
 from penstock.sums import sums_way
 from penstock.training.at_work import check_free, folder_of, is_under_way, url_of
 from penstock.training.audit_anew import audit_beside
@@ -268,12 +268,12 @@ def _fixed(options: Options, job: Job, rules: Sequence[Rule], follows: int | Non
         rules=tuple(rules),
         tensor=tensor,
         context=context,
-        exchange=Exchange(
+        exchange=RankExchange(
             is_validated,
             sums=options.get("sums"),
             topology=flag_text.topology_asked(options.get("topology")),
         ),
-        needs=Needs(whole=is_elastic),
+        needs=JobNeeds(whole=is_elastic),
     )
 
 
