@@ -264,8 +264,7 @@ class _Cutter:
         )
         bare = bare.changed(buffers=fixed.needs.buffers, sums=exchange.sums)
         bare = by_speed(self.judge, bare, shape)
-        cuts = self._cut(bare, shape)
-        if cuts is None:
+        if (cuts := self._cut(bare, shape)) is None:
             return
         early = early_on(self.judge.cluster_of(shape.hosts), bare.total_ranks)
         try:
@@ -275,8 +274,8 @@ class _Cutter:
             self.problem = self.problem or problem
             return
         plan = by_work(self.judge, with_cuts(self.judge.graph, bare, cuts))
-        packs = shape.num_ranks > 1 and plan.tensor == 1
-        wires = dict.fromkeys([plan.terms.wire, *([exchange.wire] if packs else [])])
+        packed = [exchange.wire] if shape.num_ranks > 1 and plan.tensor == 1 else []
+        wires = dict.fromkeys([plan.terms.wire, *packed])
         for recompute, wire in itertools.product(self._choices(fixed), wires):
             again = plan.changed(recompute=(recompute,) * shape.stages, wire=wire)
             try:
@@ -286,8 +285,7 @@ class _Cutter:
                 continue
             points = collect_points(self.judge.graph)
             yield divided(again, self.judge.graph, points) if points else again
-            copies = any(word != "none" for word in again.offload)
-            if copies and self.copies_beside(again):
+            if any(word != "none" for word in again.offload) and self.copies_beside(again):
                 yield again.changed(beside=True)
                 if again.far and again.num_stages > again.num_ranks:
                     yield again.changed(beside=True, prefetch=1)
