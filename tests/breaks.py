@@ -59,6 +59,38 @@ class Seen(NamedTuple):
 
 BREAKS = (
     Break(
+        "rates_of_epochs_change_each_step",
+        "training/loop_body.py",
+        "        return max(1, self._batches // self._summed)",
+        "        return 1",
+        ("tests/training/test_loop.py",),
+        "a scheduler that a loop steps once for each epoch is stepped after each update",
+    ),
+    Break(
+        "rates_of_epochs_for_batches_of_a_sum",
+        "training/loop_body.py",
+        "        return max(1, self._batches // self._summed)",
+        "        return max(1, self._batches)",
+        ("tests/training/test_loop.py",),
+        "epochs of a loop that sums gradients are counted in batches, and rates change too late",
+    ),
+    Break(
+        "scheduler_behind_a_loop_is_ahead",
+        "training/loop.py",
+        "kept.step // body.updates if",
+        "kept.step if",
+        ("tests/training/test_loop.py",),
+        "the script's scheduler is stepped for each update though epochs do",
+    ),
+    Break(
+        "an_epoch_begins_with_new_rates",
+        "each_epoch.py",
+        "        if self.count % self.updates == 0:",
+        "        if self.count % self.updates == 1:",
+        ("tests/training/test_loop.py",),
+        "rates change after the first update of an epoch, not after its last",
+    ),
+    Break(
         "what_passes_leave_is_not_verified",
         "program/program.py",
         "    return Program(**{each.name: getattr(draft, each.name) for each in fields(draft)})",

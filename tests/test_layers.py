@@ -37,6 +37,7 @@ ROOMS = (
     "best",
     "weighted",
     "in_turn",
+    "each_epoch",
     "step_places",
     "keyed",
     "job",

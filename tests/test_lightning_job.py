@@ -10,8 +10,9 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import penstock as ps
+from penstock.each_epoch import EachEpoch
 from penstock.errors import JobError
-from penstock.lightning_job import BatchNumber, EachEpoch
+from penstock.lightning_job import BatchNumber
 from penstock.plan import plan_by_hand
 from penstock.runtime.validate import validated
 from tests.parity.training import Run, difference, train

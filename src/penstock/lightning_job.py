@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from penstock.batches.loader import from_loader
+from penstock.each_epoch import EachEpoch
 from penstock.errors import JobError, PenstockError
 from penstock.graph.functional import where
 from penstock.job import Job, Parameters
@@ -379,18 +380,6 @@ class TrainerFacts:
             raise AttributeError(name)
         message = f"configure_optimizers asks the Trainer for {name}, and there is none"
         raise JobError(message, hint="give the module that number itself")
-
-
-class EachEpoch:
-    """A scheduler that is stepped after so many updates."""
-
-    def __init__(self, scheduler: Any, updates: int) -> None:
-        self.scheduler, self.updates, self.count = scheduler, updates, 0
-
-    def step(self) -> None:
-        self.count += 1
-        if self.count % self.updates == 0:
-            self.scheduler.step()
 
 
 class _Configured:

@@ -139,6 +139,20 @@ def test_gradients_that_a_loop_sums_are_those_of_micro_batches(tmp_path, monkeyp
     assert ours["optimizer"].param_groups[0]["lr"] == plain["optimizer"].param_groups[0]["lr"]
 
 
+def test_rates_of_each_epoch_are_those_of_the_loop(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    asked = "epochs=2, listener=None, ranks=1, stages=1"
+    opened = f"lambda: ps.loop(model, optimizer, loader, {asked})"
+    under = "if (k - 2) % len(loader) == 0:\n    scheduler.step()"
+    text = loop_of(BODY.replace("scheduler.step()", under), **COUNTED)
+    ours, plain = plain_as_well(tmp_path, text, opened)
+    assert ours["scheduler"].last_epoch == plain["scheduler"].last_epoch == 2
+    assert ours["optimizer"].param_groups[0]["lr"] == plain["optimizer"].param_groups[0]["lr"]
+    for name, value in plain["model"].state_dict().items():
+        torch.testing.assert_close(ours["model"].state_dict()[name], value, rtol=1e-5, atol=1e-6)
+
+
 class Taken:
     """Stands in for `ps.train`: keeps the job, and tells of steps."""
 
@@ -242,6 +256,68 @@ def test_an_update_each_so_many_batches_is_a_step_of_so_many_micro_batches(
     torch.testing.assert_close(stand_in.job.loss(names["model"], batch), expected * count)
 
 
+BY_EPOCHS = {
+    "each step": (STEP + "scheduler.step()", 1),
+    "each epoch": (STEP + "if (k + 1) % len(loader) == 0:\n    scheduler.step()", 4),
+    "each second": (STEP + "if k % 2 == 1:\n    scheduler.step()", 2),
+    "behind a sum": (
+        "loss.backward()\nif k % 2 == 1:\n    optimizer.step()\n    optimizer.zero_grad()\n"
+        + "if (k + 1) % len(loader) == 0:\n    scheduler.step()",
+        2,
+    ),
+    "in a sum": (
+        "loss.backward()\nif k % 2 == 1:\n    optimizer.step()\n    optimizer.zero_grad()\n"
+        + "    if (k + 1) % len(loader) == 0:\n        scheduler.step()",
+        2,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "updates"), BY_EPOCHS.values(), ids=BY_EPOCHS)
+def test_a_scheduler_under_a_count_is_stepped_after_so_many_updates(
+    monkeypatch, tmp_path, body, updates
+):
+    begin = "loader = DataLoader(loader.dataset, 5)\n"
+    call = {"target": "k, (x, y)", "steps": "enumerate(steps)", "call": "opened(epochs=3)"}
+    stand_in, names = taken(monkeypatch, tmp_path, begin + loop_of(LOSS + body, **call))
+    optimizer = stand_in.job.optimizer(ps.job.Parameters(list(names["model"].named_parameters())))
+    scheduler = stand_in.job.scheduler(optimizer)
+    rates = []
+    for _ in range(8):
+        optimizer.step()
+        scheduler.step()
+        rates.append(optimizer.param_groups[0]["lr"])
+    plain = [1e-2 * (0.25 + 0.75 * min(step // updates, 4) / 4) for step in range(1, 9)]
+    assert rates == pytest.approx(plain)
+
+
+RATES_OTHERWISE = {
+    "too soon": ("if (k + 2) % 3 == 0:\n    scheduler.step()", "first change of rates does not"),
+    "an else": ("if (k + 1) % 3 == 0:\n    scheduler.step()\nelse:\n    total = 0.0", "others"),
+    "before": ("if (k + 1) % 3 == 0:\n    scheduler.step()\n" + UPDATE, "before the optimizer"),
+    "an unknown count": ("if (k + 1) % len(x) == 0:\n    scheduler.step()", "no whole number"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "said"), RATES_OTHERWISE.values(), ids=RATES_OTHERWISE)
+def test_rates_that_no_count_says_are_refused_with_their_line(monkeypatch, tmp_path, body, said):
+    call = {"target": "k, (x, y)", "steps": "enumerate(steps)"}
+    update = "" if UPDATE in body else UPDATE
+    text = loop_of(LOSS + "loss.backward()\n" + update + body, **call)
+    with pytest.raises(JobError, match=said) as problem:
+        taken(monkeypatch, tmp_path, text)
+    assert problem.value.message.startswith("line ")
+
+
+def test_rates_that_change_within_an_update_are_refused(monkeypatch, tmp_path):
+    body = LOSS + "loss.backward()\n"
+    body += "if k % 2 == 1:\n    optimizer.step()\n    optimizer.zero_grad()\n"
+    body += "if (k + 1) % 3 == 0:\n    scheduler.step()"
+    text = loop_of(body, target="k, (x, y)", steps="enumerate(steps)", call="opened(epochs=2)")
+    with pytest.raises(JobError, match="after 3 batches, an update follows 2"):
+        taken(monkeypatch, tmp_path, text)
+
+
 EACH_4TH = "if (k + 2) % 4 == 0:\n    optimizer.step()\n    optimizer.zero_grad()"
 SUMMED_OTHERWISE = {
     "too soon": (EACH_4TH.replace("k + 2", "k + 1"), "the first update does not follow 4"),
@@ -311,7 +387,14 @@ REFUSED = {
     "a closure": (LOSS + STEP.replace("step()", "step(lambda: 0)"), "is given something"),
     "a kept graph": (LOSS + STEP.replace("backward()", "backward(retain_graph=True)"), "given"),
     "rates first": (LOSS + "scheduler.step()\n" + STEP, "before the optimizer"),
-    "rates in its own way": (LOSS + STEP + "if total:\n    scheduler.step()", "in its own way"),
+    "rates in its own way": (
+        LOSS + STEP + "if total:\n    scheduler.step()\n    total = 0.0",
+        "in its own way",
+    ),
+    "rates by what was": (
+        LOSS + STEP + "if total:\n    scheduler.step()",
+        "when rates change is not said by a count",
+    ),
     "clipped before": ("clip_grad_norm_(model.parameters(), 1)\n" + LOSS + STEP, "there are none"),
     "clipped in part": (
         LOSS + "loss.backward()\n" + CLIP.replace("model.", "model[0].") + UPDATE,

@@ -12,6 +12,7 @@ import ast
 from collections.abc import Callable
 
 WRITE = "write `for k, batch in enumerate(steps):` and `if (k + 1) % 4 == 0:`"
+RATES = "write `for k, batch in enumerate(steps):`, and `if (k + 1) % len(loader) == 0:` around it"
 
 
 def updated_in(body: list[ast.stmt], is_update: Callable[[ast.stmt], bool]) -> ast.If | None:

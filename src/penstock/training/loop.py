@@ -29,6 +29,7 @@ from torch.optim import Optimizer
 
 from penstock.batches.loader import from_loader
 from penstock.checkpoints.checkpoint import latest, load
+from penstock.each_epoch import EachEpoch
 from penstock.errors import JobError
 from penstock.job import Job, Parameters
 from penstock.listener import Listener, Row
@@ -128,7 +129,7 @@ class LoopSteps:
         asked = self.asked
         self.trained = train(job, on_step=following.hear, listener=asked.listener, **asked.options)
         if self.trained is not None:
-            _take_state(self.objects, body.scheduler, self.trained.folder)
+            _take_state(self.objects, body, self.trained.folder)
         return iter(())
 
     def _job(self, frame: FrameType, scope: Scope) -> tuple[Job, LoopBody]:
@@ -136,7 +137,7 @@ class LoopSteps:
         tree = _tree(frame.f_code.co_filename)
         node = loop_at(tree, frame.f_lineno, self.objects.is_steps(scope))
         body = body_of(tree, node, scope, self.objects)
-        copies = _OptimizerCopies(self.objects, body.scheduler)
+        copies = _OptimizerCopies(self.objects, body.scheduler, body.updates)
         module = cast("nn.Module", self.objects.model)
         job = Job(
             model=lambda: module,
@@ -237,9 +238,10 @@ class _OptimizerCopies:
     Raises:   JobError: they have begun, or hold what a copy would not have.
     """
 
-    def __init__(self, objects: Objects, scheduler: object | None) -> None:
+    def __init__(self, objects: Objects, scheduler: object | None, updates: int) -> None:
         self._optimizer = cast("Optimizer", objects.optimizer)
         self._scheduler, self._model = cast("Any", scheduler), cast("nn.Module", objects.model)
+        self._updates = updates
         self._made: WeakKeyDictionary[Optimizer, None] = WeakKeyDictionary()
         self._check()
 
@@ -275,10 +277,10 @@ class _OptimizerCopies:
         made = copy.deepcopy(self._scheduler, cast("Any", {id(self._optimizer): optimizer}))
         for group, own in zip(optimizer.param_groups, self._optimizer.param_groups, strict=True):
             group["lr"] = own["lr"]
-        return made
+        return made if self._updates == 1 else EachEpoch(made, self._updates)
 
 
-def _take_state(objects: Objects, scheduler: object, folder: Path) -> None:
+def _take_state(objects: Objects, body: LoopBody, folder: Path) -> None:
     """Let the script's optimizer and scheduler stand where a loop would have left them."""
     newest = latest(folder / "checkpoints")
     if newest is None:
@@ -289,5 +291,5 @@ def _take_state(objects: Objects, scheduler: object, folder: Path) -> None:
     take_state(optimizer, named, kept.tensors, kept.plain)
     with warnings.catch_warnings():  # it is not this optimizer that was stepped
         warnings.simplefilter("ignore")
-        for _ in range(kept.step if scheduler is not None else 0):
-            cast("Any", scheduler).step()
+        for _ in range(kept.step // body.updates if body.scheduler is not None else 0):
+            cast("Any", body.scheduler).step()

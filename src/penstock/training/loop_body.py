@@ -6,19 +6,19 @@
         loss.backward()
         clip_grad_norm_(model.parameters(), 1.0)  the largest norm
         optimizer.step()
-        scheduler.step()                          the scheduler
+        scheduler.step()                          the scheduler; under an `if`, of each epoch
         print(number, loss.item())                what is said of each step, once it is done
 
 Nothing of the script is run here.  What is none of these is refused with its line.
 """
 
 import ast
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, NoReturn, TypeAlias, cast, get_args
 
 from penstock.errors import JobError
-from penstock.training.accumulated import WRITE, is_sum_of, num_summed, updated_in
+from penstock.training.accumulated import RATES, WRITE, is_sum_of, num_summed, updated_in
 
 Role = Literal["backward", "step", "clip", "schedule", "zero", "mode", "other"]
 MODEL, BATCH = "_model", "_batch"  # of the loss that is made
@@ -93,7 +93,8 @@ class LoopBody(NamedTuple):
     after:      what is said of each step.
     counts:     the name that counts the steps, if one does, and its first value.
     clip:       the largest norm, as it is written.
-    scheduler:  that is stepped after each update.
+    scheduler:  that is stepped after each update, or after so many.
+    updates:    after which the scheduler is stepped once.
     summed:     batches whose gradients an update sums; the loss is so many times the script's,
                 for a job's gradient is their mean.
     """
@@ -107,6 +108,7 @@ class LoopBody(NamedTuple):
     counts: tuple[str, int] | None
     clip: ast.expr | None
     scheduler: object | None
+    updates: int
     summed: int
 
 
@@ -224,6 +226,7 @@ class _BodyReader:
     behind: frozenset[str]
     hidden: frozenset[str] = field(init=False)  # names that the loop itself gives values
     _summed: int = field(init=False, default=1)
+    _batches: int = field(init=False, default=0)  # of an epoch, if rates change by epochs
 
     def __post_init__(self) -> None:
         self.hidden = _stored([self.node.target, *self.node.body])
@@ -256,23 +259,57 @@ class _BodyReader:
             self.index,
             _second(clips[0]) if clips else None,
             self._owner(schedules[0]) if schedules else None,
+            self._updates(),
             self._summed,
         )
 
     def _flat(self) -> tuple[int, Sequence[ast.stmt]]:
         """Return how many batches an update follows, and all statements, with those of its `if`."""
-        body = self.node.body
+        body = self._by_epochs(self.node.body)
         under = updated_in(body, lambda stmt: self._role(stmt) == "step")
         if under is None:
             return 1, body
-        count = num_summed(under.test, self.index, lambda node: self.scope.of(node, self.hidden))
+        count = num_summed(under.test, self.index, self._known)
         if isinstance(count, str):
             _refuse(under, count, WRITE)
         if under.orelse:
             _refuse(under.orelse[0], "a batch without an update does more than to add gradients")
         at = body.index(under)
-        self._check_apart(body[:at], under.body, body[at + 1 :])
-        return count, [*body[:at], *under.body]
+        inside, behind = self._by_epochs(under.body), body[at + 1 :]
+        rates = behind if self._batches and [*map(self._role, behind)] == ["schedule"] else []
+        self._check_apart(body[:at], inside, [] if rates else behind)
+        return count, [*body[:at], *inside, *rates]
+
+    def _by_epochs(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
+        """Return the statements, with `scheduler.step()` for the `if` under which it stands."""
+        return [self._rate_of(stmt) or stmt for stmt in body]
+
+    def _rate_of(self, stmt: ast.stmt) -> ast.stmt | None:
+        if not isinstance(stmt, ast.If) or [*map(self._role, stmt.body)] != ["schedule"]:
+            return None
+        count = num_summed(stmt.test, self.index, self._known)
+        if isinstance(count, str):
+            told = count.replace("the weights are updated", "rates change")
+            told = told.replace("the first update does", "the first change of rates does")
+            _refuse(stmt, told, RATES)
+        if stmt.orelse:
+            _refuse(stmt.orelse[0], "a batch without a change of rates does more than others")
+        self._batches = count
+        return stmt.body[0]
+
+    def _updates(self) -> int:
+        """Return after how many updates rates change."""
+        if self._batches % self._summed:
+            told = f"rates change after {self._batches} batches, an update follows {self._summed}"
+            _refuse(self.node, told, "let rates change after a whole number of updates")
+        return max(1, self._batches // self._summed)
+
+    def _known(self, node: ast.expr) -> object:
+        """Return what an expression is before the loop: a name, or the length of what it names."""
+        if isinstance(node, ast.Call) and self.scope.of(node.func, self.hidden) is len:
+            found = self.scope.of(node.args[0], self.hidden) if node.args else MISSING
+            return len(found) if isinstance(found, Sized) else MISSING
+        return self.scope.of(node, self.hidden)
 
     def _check_apart(
         self, before: Sequence[ast.stmt], inside: Sequence[ast.stmt], behind: Sequence[ast.stmt]
