@@ -95,9 +95,8 @@ def _case(name: str, job: Job, source: random.Random, shape: int) -> Case:
     )
     fixed = _FIXED[shape]
     graph = trace(job, elsewhere=True)
-    profile = replace(
-        estimated(graph, kind, _STATE), far_s_per_byte=1 / source.choice((0.5e9, 2e9, 8e9))
-    )
+    guess, far_s = estimated(graph, kind, _STATE), 1 / source.choice((0.5e9, 2e9, 8e9))
+    profile = replace(guess, copying=replace(guess.copying, far_s_per_byte=far_s))
     link = Link(20e-6, source.choice((50e6, 150e6, 1e9, 4e9)))
     hosts = (Host("host", "described", fixed.ranks or 2),)
     cluster = Cluster(devices=(kind,), hosts=hosts, inside=link)

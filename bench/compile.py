@@ -80,7 +80,12 @@ def of_network(name: str, cluster: Cluster, rounds: Rounds) -> Row:
         profile = measure(captured, job, beside=RANKS - 1)
         both = plans(job, captured, profile.op_s)
         row = compiled(captured, both[1])
-        (profile,) = known(job, captured, both[1], (replace(profile, how="measured"),))
+        (profile,) = known(
+            job,
+            captured,
+            both[1],
+            (replace(profile, basis=replace(profile.basis, how="measured")),),
+        )
     judge = Judge(captured.graph, profile, cluster)
     eager, ours = (judge.candidate(plan, as_said=True) for plan in both)
     model = Model({1: Traced(job, captured)}, {1: profile})

@@ -365,7 +365,11 @@ def reroute(stages: int, micro_batches: int, rounds: int) -> Row:
     captured = capture(job)
     plain = measure(captured, job)
     op_s = tuple(SLOWER * seconds for seconds in plain.op_s)
-    profile = replace(plain, op_s=op_s, update_s=SLOWER * plain.update_s)
+    profile = replace(
+        plain,
+        op_s=op_s,
+        update=replace(plain.update, update_s=SLOWER * plain.update.update_s),
+    )
     here, count = Cluster.here(2 * stages), 2 * stages
     cluster = replace(here, hosts=tuple(replace(host, cores=count) for host in here.hosts))
     basis = PlanBasis((Joining(1, job, captured, (profile,)),), cluster, Fixed())

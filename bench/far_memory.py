@@ -63,7 +63,7 @@ class Setting(NamedTuple):
     profile: Profile  # of the emulated computes and copies
 
     def cluster(self, memory_bytes: int, cores: int) -> Cluster:
-        kind = DeviceKind(self.profile.device, memory_bytes, (), 1.0)
+        kind = DeviceKind(self.profile.basis.device, memory_bytes, (), 1.0)
         host = Host("here", kind.name, RANKS, cores=cores)
         return Cluster((kind,), (host,), inside=Link(1e-4, 2e9))
 
@@ -79,11 +79,9 @@ def setting(captured: Capture, job: Job, measured: Profile, copy: float) -> Sett
     )
     forward_s, copied = priced.costs.action_s[F], priced.held[0].copied
     assert copied is not None, "they are asked for"
-    return made._replace(
-        profile=replace(
-            slow, far_s_per_byte=copy * float(forward_s.sum()) / int(copied[0, 0].sum())
-        )
-    )
+    far_s = copy * float(forward_s.sum()) / int(copied[0, 0].sum())
+    copying = replace(slow.copying, far_s_per_byte=far_s)
+    return made._replace(profile=replace(slow, copying=copying))
 
 
 def by_hand(made: Setting, profile: Profile) -> Plan:
@@ -153,7 +151,7 @@ def _far_bytes(frames: FarFrames, number: int, frame: Frame) -> int:
 
 def told(made: Setting, plan: Plan, steps: int, *, asleep: bool) -> list[Any]:
     """Return the figures of a run's ranks."""
-    captured, each_s = made.captured, made.profile.far_s_per_byte
+    captured, each_s = made.captured, made.profile.copying.far_s_per_byte
     program, stages = lower_plan(plan, captured.graph), stages_of(plan, captured.graph)
     task = Task(captured, stages, made.job, repeated(program, range(steps)))
     if not asleep:

@@ -99,7 +99,7 @@ class Setting(NamedTuple):
 
 
 def cluster(profile: Profile, cap: int) -> Cluster:
-    kind = DeviceKind(profile.device, cap, (), 1.0)
+    kind = DeviceKind(profile.basis.device, cap, (), 1.0)
     return Cluster((kind,), (Host("here", kind.name, 1, cores=2),), inside=Link(1e-4, 2e9))
 
 
@@ -113,7 +113,7 @@ def sizes(made: Setting) -> tuple[int, int]:
     graph = made.captured.graph
     parameters = [at for at, node in enumerate(graph.nodes) if node.kind == "parameter"]
     weights = sum(map(graph.kept_bytes, parameters))
-    return weights, int(weights * (2 + made.profile.state_bytes_per_byte))
+    return weights, int(weights * (2 + made.profile.update.state_bytes_per_byte))
 
 
 def cap_of(case: str, made: Setting) -> int:
@@ -214,7 +214,7 @@ def row(case: str, made: Setting, steps: int, rounds: int) -> dict[str, Any]:
         "predicted_s": judged.step_s,
         "predicted_bytes": judged.peak_bytes[0],
         "ours_peak_bytes": ran(made, ours, 3, profiled=True).told.peak_bytes,
-        "far_bytes_per_s": 1 / made.profile.far_s_per_byte,
+        "far_bytes_per_s": 1 / made.profile.copying.far_s_per_byte,
         "weights_bytes": weights,
         "all_bytes": all_,
         **spent,

@@ -213,8 +213,7 @@ def slower(profile: Profile, times: float) -> Profile:
         profile,
         op_s=tuple(times * seconds for seconds in profile.op_s),
         call_s=times * profile.call_s,
-        update_s=times * profile.update_s,
-        update_s_per_byte=times * profile.update_s_per_byte,
+        update=profile.update.times(times),
     )
 
 

@@ -2565,7 +2565,7 @@ BREAKS = (
     Break(
         "seconds_of_ops_without_the_update",
         "fleet/own_runs.py",
-        "seconds = sum(profile.op_s) + profile.update_s",
+        "seconds = sum(profile.op_s) + profile.update.update_s",
         "seconds = sum(profile.op_s)",
         ("tests/fleet/test_own_runs.py",),
         "what is learned from own runs is faster than they were",
@@ -4415,8 +4415,8 @@ BREAKS = (
     Break(
         "old_versions",
         "profile/kept_profiles.py",
-        "(found.device, found.versions), (wanted.device, wanted.versions)",
-        "(found.device,), (wanted.device,)",
+        "(basis.device, basis.versions), (wanted.device, wanted.versions)",
+        "(basis.device,), (wanted.device,)",
         ("tests/profile/test_kept_profiles.py",),
         "a profile of another torch taken for one of this",
     ),
@@ -6577,8 +6577,8 @@ BREAKS = (
     Break(
         "copies_by_bytes_only",
         "simulate/price.py",
-        "copied_s = each_s + sizes * profile.far_s_per_byte",
-        "copied_s = 0 * each_s + sizes * profile.far_s_per_byte",
+        "copied_s = each_s + sizes * profile.copying.far_s_per_byte",
+        "copied_s = 0 * each_s + sizes * profile.copying.far_s_per_byte",
         ("tests/simulate/test_price.py",),
         "many small tensors go to far memory as fast as one large one",
     ),

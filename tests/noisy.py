@@ -47,8 +47,13 @@ def _late_in_child() -> None:
 
 
 def _noisy_profile(profile: Any) -> Any:
-    each_s = {name: getattr(profile, name) * _SPEED * _factor() for name in _SECONDS}
-    return replace(profile, op_s=tuple(s * _SPEED * _factor() for s in profile.op_s), **each_s)
+    noisy = replace(profile, op_s=tuple(s * _SPEED * _factor() for s in profile.op_s))
+    for part in (None, "update", "copying"):
+        of = noisy if part is None else getattr(noisy, part)
+        names = [name for name in _SECONDS if hasattr(of, name)]
+        of = replace(of, **{name: getattr(of, name) * _SPEED * _factor() for name in names})
+        noisy = of if part is None else replace(noisy, **{part: of})
+    return noisy
 
 
 def _noisy_link(link: Any) -> Any:

@@ -236,7 +236,7 @@ def largest(size: Size, way: str, *, is_ours: bool) -> int:
 def classes(captured: Capture, profile: Profile) -> list[Row]:
     """Return the seconds of each class of ops, as estimated for this device and as measured."""
     (device,) = Cluster.here(1).devices
-    guess = estimated(captured.graph, device, profile.state_bytes_per_byte)
+    guess = estimated(captured.graph, device, profile.update.state_bytes_per_byte)
     sums = {name: [0.0, 0.0] for name in CLASSES}
     for at, work in enumerate(works_of(captured.graph)):
         if work is not None:

@@ -13,6 +13,7 @@ from penstock.plan import plan_by_hand
 from penstock.profile import Profile
 from penstock.program.passes.receive_early import EARLY
 from penstock.transport.threads import thread_transports
+from tests.search.chains import costless, with_costs
 
 
 @pytest.fixture(scope="module")
@@ -21,9 +22,12 @@ def uneven() -> tuple[Traced, Profile]:
     captured = capture(job)
     nodes = captured.graph.nodes
     op_s = tuple(1e-4 if node.kind == "op" else 0.0 for node in nodes)
-    rates = (0.0, 1e-10, 1e-10, 0.0, 2.0, 0.0, 0.0, 0.0)
-    sizes = (0,) * len(nodes)
-    profile = Profile(captured.graph.digest, "cpu", "", "estimated", 1, op_s, sizes, *rates)
+    rates = {
+        "accumulate_s_per_byte": 1e-10,
+        "update_s_per_byte": 1e-10,
+        "state_bytes_per_byte": 2.0,
+    }
+    profile = with_costs(costless(captured.graph.digest, op_s, beside=1), **rates)
     return Traced(job, captured), profile
 
 

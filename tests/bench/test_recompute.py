@@ -7,7 +7,7 @@ from bench.play import Block, Played
 from bench.zoo import JOBS
 from penstock.cluster import Cluster
 from penstock.graph.trace import capture
-from penstock.profile import Profile
+from tests.search.chains import costless, with_costs
 
 
 @pytest.mark.long
@@ -15,9 +15,13 @@ def test_every_cap_has_a_plan_that_fits_and_is_no_slower_than_whole_stages():
     job = JOBS["small gpt"]
     graph = capture(job).graph
     op_s = tuple(1e-6 + 1e-9 * node.flop for node in graph.nodes)
-    rates = (1e-5, 1e-10, 1e-10, 0.0, 2.0, 0.0, 0.0, 0.0)
-    sizes = (0,) * len(graph.nodes)
-    profile = Profile(graph.digest, "cpu", "", "estimated", 1, op_s, sizes, *rates)
+    rates = {
+        "call_s": 1e-5,
+        "accumulate_s_per_byte": 1e-10,
+        "update_s_per_byte": 1e-10,
+        "state_bytes_per_byte": 2.0,
+    }
+    profile = with_costs(costless(graph.digest, op_s, beside=1), **rates)
     none, every, *capped = bench.cases(job, graph, profile, Cluster.here(2), (0.6,))
     assert none.predicted_s < every.predicted_s
     assert none.predicted_bytes > every.predicted_bytes

@@ -8,9 +8,9 @@ from bench.zoo import JOBS
 from penstock.cluster import Cluster
 from penstock.graph.trace import capture
 from penstock.plan import schedule_of
-from penstock.profile import Profile
 from penstock.schedule import refine
 from penstock.schedule.orders import I
+from tests.search.chains import costless, with_costs
 
 
 @pytest.mark.long
@@ -18,9 +18,13 @@ def test_every_schedule_that_drains_stands_beside_its_units():
     job = JOBS["small gpt"]
     graph = capture(job).graph
     op_s = tuple(1e-9 * node.flop for node in graph.nodes)
-    rates = (1e-5, 1e-10, 1e-10, 0.0, 2.0, 0.0, 0.0, 0.0)
-    sizes = (0,) * len(graph.nodes)
-    profile = Profile(graph.digest, "cpu", "", "estimated", 1, op_s, sizes, *rates)
+    rates = {
+        "call_s": 1e-5,
+        "accumulate_s_per_byte": 1e-10,
+        "update_s_per_byte": 1e-10,
+        "state_bytes_per_byte": 2.0,
+    }
+    profile = with_costs(costless(graph.digest, op_s, beside=1), **rates)
     found = list(bench.pairs(job, graph, profile, Cluster.here(2)))
     names = [plain.name for plain, _ in found]
     assert len(set(names)) == len(names) >= 18

@@ -11,11 +11,11 @@ from bench.replay import Case, Later, Source, agreement, rows_of, sources, targe
 from penstock.graph.trace import capture
 from penstock.plan import plan_by_hand
 from penstock.plan.lower_plan import lower_plan
-from penstock.profile import Profile
 from penstock.simulate.what_if import Change, Run
 from penstock.transport import TensorSpec
 from penstock.transport.threads import thread_transports
 from tests.cli import mlp
+from tests.search.chains import costless
 
 KEYS = {
     "source", "change", "num_micro_batches", "source_s", "measured_s", "predicted_s", "error",
@@ -46,10 +46,7 @@ def test_every_source_and_target_can_be_lowered():
     captured = capture(bench.JOBS[bench.MODEL])
     graph = captured.graph
     count = len(graph.nodes)
-    profile = Profile(
-        graph.digest, "cpu", "", "estimated", 0, (1.0,) * count, (0,) * count,
-        *(0.0,) * 8,
-    )  # fmt: skip
+    profile = costless(graph.digest, (1.0,) * count)
     found = list(sources(captured, profile, 0.5))
     assert [len(source.changes) for source in found] == [7, 6, 2]
     for source in found:

@@ -6,9 +6,9 @@ from bench import uneven as bench
 from bench.play import Block, Played
 from penstock.cluster import Cluster
 from penstock.graph.trace import capture
-from penstock.profile import Profile
 from penstock.schedule import Seconds
 from penstock.schedule.recipe import Recipe
+from tests.search.chains import costless, with_costs
 
 
 @pytest.mark.long
@@ -16,10 +16,12 @@ def test_pairs_differ_in_the_seconds_that_their_schedules_are_built_for() -> Non
     captured = capture(bench.jobs()["widths"])
     nodes = captured.graph.nodes
     op_s = tuple(1e-9 * node.flop for node in nodes)
-    rates = (0.0, 1e-10, 1e-10, 0.0, 2.0, 0.0, 0.0, 0.0)
-    profile = Profile(
-        captured.graph.digest, "cpu", "", "estimated", 1, op_s, (0,) * len(nodes), *rates
-    )
+    rates = {
+        "accumulate_s_per_byte": 1e-10,
+        "update_s_per_byte": 1e-10,
+        "state_bytes_per_byte": 2.0,
+    }
+    profile = with_costs(costless(captured.graph.digest, op_s, beside=1), **rates)
     found = list(bench.pairs(captured, profile, Cluster.here(2)))
     assert [row["schedule"] for row, *_ in found] == [*bench.BUILDERS]
     for row, alike, own in found:

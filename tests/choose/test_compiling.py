@@ -25,7 +25,7 @@ from penstock.training.view import Terminal
 from tests.cli.training import small
 from tests.graph.test_fused_runs import StandIn, compiler  # noqa: F401 - a fixture
 from tests.parity.models import captured, job_of, plan_of
-from tests.search.chains import profile_of
+from tests.search.chains import profile_of, with_costs
 
 FLOAT = torch.float32
 THERE = Machines(Cluster.here(1))
@@ -39,7 +39,7 @@ def made() -> Capture:
 @cache
 def seconds() -> Profile:
     graph = made().graph
-    return replace(profile_of(graph, ()), op_s=(1e-3,) * len(graph.nodes), how="measured")
+    return with_costs(profile_of(graph, ()), op_s=(1e-3,) * len(graph.nodes), how="measured")
 
 
 def choice() -> Choice:
@@ -152,13 +152,13 @@ def test_what_is_measured_of_a_compiled_plan_is_kept(monkeypatch, tmp_path, comp
     path = tmp_path / "penstock" / "profiles" / kept.name
     measured = replace(profile, kind="", fused=())
     measured.save(path)  # what `measured` would have kept, before runs told anything
-    resting = replace(profile, op_s=(9.0,) * len(profile.op_s), fused=(), steps=40, runs=1)
+    resting = with_costs(profile, op_s=(9.0,) * len(profile.op_s), fused=(), steps=40, runs=1)
     resting = replace(resting, kind="cpu")
     monkeypatch.setattr(kept_profiles, "find", lambda folder, wanted: Profile.load(path))
     (resting,) = fuse.known(job, made(), plan, (resting,))
     assert (resting.op_s[0], len(resting.fused)) == (9.0, 2)
     again = Profile.load(path)
-    assert (again.op_s, again.steps, len(again.fused)) == (profile.op_s, 0, 2)
+    assert (again.op_s, again.basis.steps, len(again.fused)) == (profile.op_s, 0, 2)
 
 
 def test_ranks_of_a_compiled_plan_run_what_was_compiled(compiler: StandIn) -> None:  # noqa: F811

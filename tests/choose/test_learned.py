@@ -41,7 +41,7 @@ def test_run_tells_of_its_devices_and_a_plan_for_them_rests_on_it(schedule, tmp_
     made, job = captured("gpt", torch.float32), job_of("gpt", torch.float32)
     plan, cluster = plan_of(made.graph, schedule, 2, 3), cluster_of(BOARD, BOARD)
     (before,) = profiled(made, job, cluster, SILENT)
-    assert (before.how, before.samples, before.error) == ("estimated", 0, 0.0)
+    assert (before.basis.how, before.basis.samples, before.basis.error) == ("estimated", 0, 0.0)
     truth = replace(before, op_s=tuple(3 * s for s in before.op_s))
     timeline = simulate(lower(plan, made.graph), truth, cluster)
     folder = tmp_path / "penstock" / "profiles"
@@ -49,7 +49,7 @@ def test_run_tells_of_its_devices_and_a_plan_for_them_rests_on_it(schedule, tmp_
     assert len(samples_of(folder, BOARD)) == (4 if schedule == "one_f_one_b" else 5)
     (after,) = profiled(made, job, cluster, SILENT)
     assert after.micro_batch_s == pytest.approx(truth.micro_batch_s, rel=0.03)
-    assert 0.1 < after.error < 0.4
+    assert 0.1 < after.basis.error < 0.4
     found = search(made.graph, after, cluster, micro_batches=2, fixed=Fixed(ranks=1))
     (seconds,) = (each for each in found.plan.decisions if each.what == "seconds")
     assert seconds.value == "board estimated"
@@ -94,8 +94,7 @@ def test_sampled_steps_teach_what_each_segment_takes(schedule, changes, tmp_path
     truth = replace(
         profile,
         op_s=tuple(s * ratio for s, ratio in zip(profile.op_s, phases, strict=True)),
-        update_s=4 * profile.update_s,
-        update_s_per_byte=4 * profile.update_s_per_byte,
+        update=profile.update.times(4),
     )
     stages = stages_of(plan, made.graph)
     ways = Ways(compiled=plan.terms.compiled)
@@ -114,10 +113,10 @@ def test_sampled_steps_teach_what_each_segment_takes(schedule, changes, tmp_path
         for rank in range(2)
     ]  # fmt: skip
     learn_step(Choice(job, made, plan), [profile], cluster, rows, tmp_path)
-    files = files_of_step(tmp_path, made, job, profile.beside)
+    files = files_of_step(tmp_path, made, job, profile.basis.beside)
     assert files is not None
     known = resting_on(profile, sampled_in(files, profile))
-    assert (known.steps, known.runs) == (998, 1)
+    assert (known.basis.steps, known.basis.runs) == (998, 1)
     for action, seconds in seconds_of(known).items():
         assert seconds == pytest.approx(took[action], rel=0.01), action
     learn_step(Choice(job, made, plan), [profile], cluster, rows, None)  # nowhere to be kept

@@ -26,6 +26,7 @@ from penstock.search.simplest import ERROR
 from penstock.timeline import Timeline, peak_bytes
 from penstock.training.saved import load_basis
 from tests.cli.conftest import MLP, Call, little_room
+from tests.search.chains import with_costs
 
 JOB = f"{MLP}:job"
 FILES = {"plan.json", "graph.json", "profile.json", "cluster.toml"}
@@ -278,7 +279,7 @@ def calls_cost_most(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     def given(*arguments: Any, **more: Any) -> Profile:
         profile = real(*arguments, **more)
         ops = {"op_s": tuple(1e-9 * (s > 0) for s in profile.op_s), "accumulate_s_per_byte": 0.0}
-        return replace(profile, call_s=1e-3, update_s=0.0, update_s_per_byte=0.0, **ops)
+        return with_costs(profile, call_s=1e-3, update_s=0.0, update_s_per_byte=0.0, **ops)
 
     monkeypatch.setattr(measure, "measure", given)
     assert call  # has named the folder that others share; these profiles are not for them

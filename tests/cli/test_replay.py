@@ -14,6 +14,7 @@ from penstock.timeline import step_s
 from penstock.training.read_store import in_summary
 from tests.cli.conftest import Call
 from tests.graph.tiny import GRAPH
+from tests.search.chains import with_costs
 from tests.simulate.fake_run import fake_run, plain
 from tests.simulate.strategies import one_host
 from tests.simulate.test_what_if import PROFILE
@@ -131,7 +132,7 @@ def test_more_micro_batches_say_what_the_ratio_is_of(call: Call, run: Path) -> N
 def test_schedule_that_does_not_fit_the_memory_is_left_out(call: Call, run: Path) -> None:
     done = call("replay", run)
     assert "left out: " not in done.out
-    small = replace(PROFILE, state_bytes_per_byte=1e12)
+    small = with_costs(PROFILE, state_bytes_per_byte=1e12)
     small.save(run / "profile.json")
     done = call("replay", run)
     assert done.code == 0

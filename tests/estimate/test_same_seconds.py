@@ -116,7 +116,7 @@ def test_traced_and_described_take_the_same_seconds(shape, tmp_path: Path):
     assert traced.step_s == pytest.approx(described_s, rel=0.03)
     stage_s = float(made.stage_s(constants.array)[0])
     assert sum(profile.op_s) == pytest.approx(stage_s, rel=0.03)
-    assert profile.error > 2 * constants.spread
+    assert profile.basis.error > 2 * constants.spread
     assert op_by_op(as_configured(shape)) == sample.run.model
 
 

@@ -1,6 +1,5 @@
 """Weights that wait in far memory, stage by stage, train the plain loop within predicted bytes."""
 
-from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 
@@ -22,6 +21,7 @@ from penstock.simulate.what_if import measured_run
 from penstock.timeline import peak_bytes
 from tests.parity.models import captured, job_of, plain_loop, plan_of
 from tests.parity.training import Run, differing, train, windows
+from tests.search.chains import with_costs
 
 FLOAT, STEPS, UNITS = torch.float32, 3, 5
 ALL = ("all", "weights", "weights", "all", "weights")
@@ -105,7 +105,7 @@ def test_a_run_is_replayed_and_its_longest_path_is_whole(tmp_path):
     graph, profile = run.captured.graph, profile_of("gpt")
     again = measured_run(run.plan, graph, timeline, profile)
     assert again.replayed_s == pytest.approx(timeline.totals.step_s, rel=1e-9)
-    slow = replace(profile, far_s_per_byte=1e-6)
+    slow = with_costs(profile, far_s_per_byte=1e-6)
     for clock in (timeline, simulate(lowered(run.plan, graph), slow)):
         hops = critical_path(lower_plan(run.plan, graph), clock).hops
         assert hops[-1].end_s == pytest.approx(clock.totals.step_s)

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from penstock.runtime import sampler
 from penstock.runtime.rank import Rank
 from penstock.training import torchrun
 from tests.runtime.as_torchrun import as_torchrun
+from tests.search.chains import with_costs
 
 LAYERS, MICRO_BATCHES = 6, 8
 PRODUCT_S, DELAY_S = 0.5, 20.0  # on the clock that is said
@@ -90,7 +90,7 @@ class FarHosts:
             nodes, joined = captured.graph.nodes, MICRO_BATCHES // job.micro_batches
             op_s = (joined * PRODUCT_S if "mm" in node.target else 0.0 for node in nodes)
             nothing = dict.fromkeys(("call_s", "accumulate_s_per_byte", "update_s"), 0.0)
-            return replace(found, op_s=tuple(op_s), **nothing)
+            return with_costs(found, op_s=tuple(op_s), **nothing)
 
         def told(own: sampler.Sampler, *, is_last: bool = False) -> sampler.Samples:
             is_moved = self.step >= self.since and not self.is_again

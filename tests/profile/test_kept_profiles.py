@@ -22,25 +22,20 @@ from penstock.profile.kept_profiles import (
     measured,
     optimizer_text,
 )
+from penstock.profile.profile import CopyCost, ProfileBasis, UpdateCost
 from tests.cli import mlp
+from tests.search.chains import with_costs
 
 WANTED = ProfileKey("0123", "sgd", 1, "cpu", "torch 2")
 PROFILE = Profile(
     graph="0123",
-    device="cpu",
-    versions="torch 2",
-    how="measured",
-    beside=1,
+    basis=ProfileBasis("cpu", "torch 2", "measured", 1),
     op_s=(0.5, 0.25),
     workspace_bytes=(1, 2),
     call_s=0.1,
     accumulate_s_per_byte=0.1,
-    update_s_per_byte=0.1,
-    update_s=0.1,
-    state_bytes_per_byte=2.0,
-    update_workspace_per_byte=0.5,
-    copy_s_per_byte=0.1,
-    far_s_per_byte=0.2,
+    update=UpdateCost(0.1, 0.1, 2.0, 0.5),
+    copying=CopyCost(0.1, 0.2),
 )
 
 
@@ -120,7 +115,7 @@ def test_measuring_is_done_once_and_again_for_other_companions(
 
     def counted(*arguments: object, beside: int, apart: object) -> Profile:
         times.append(beside)
-        return replace(PROFILE, graph=captured.graph.digest, beside=beside)
+        return with_costs(PROFILE, graph=captured.graph.digest, beside=beside)
 
     monkeypatch.setattr(measure, "measure", counted)
     first = measured(captured, job, beside=0, folder=tmp_path)
@@ -128,7 +123,7 @@ def test_measuring_is_done_once_and_again_for_other_companions(
     measured(captured, job, beside=1, folder=tmp_path)
     measured(captured, job, beside=1)
     assert times == [0, 1, 1]
-    assert first.versions.startswith(f"torch {torch.__version__}")
+    assert first.basis.versions.startswith(f"torch {torch.__version__}")
 
 
 def test_optimizer_is_known_by_class_and_settings_but_not_by_its_rate() -> None:

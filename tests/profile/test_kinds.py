@@ -85,12 +85,12 @@ def test_estimate_has_a_profile_of_each_kind_that_a_host_has() -> None:
     graph = ps.trace(job())
     there = cluster(Host("x", "fast", 1), Host("y", "slow", 1), Host("z", "fast", 1))
     fast, slow = ps.estimate(graph, there)
-    assert [(p.kind, p.how, p.graph) for p in (fast, slow)] == [
+    assert [(p.kind, p.basis.how, p.graph) for p in (fast, slow)] == [
         ("fast", "estimated", graph.digest),
         ("slow", "estimated", graph.digest),
     ]
     assert fast.micro_batch_s < slow.micro_batch_s
-    assert fast.state_bytes_per_byte == 2.0
+    assert fast.update.state_bytes_per_byte == 2.0
     plan = ps.search(graph, (fast, slow), there)
     assert plan.predicted is not None
 
@@ -127,4 +127,4 @@ def test_state_of_the_optimizer_is_what_it_keeps_per_byte(optimizer, state: floa
 
 def test_measured_profile_is_of_the_kind_that_this_machine_is_called() -> None:
     profile = ps.measure(ps.trace(job()))
-    assert (profile.how, profile.kind) == ("measured", Cluster.here(1).devices[0].name)
+    assert (profile.basis.how, profile.kind) == ("measured", Cluster.here(1).devices[0].name)

@@ -35,9 +35,9 @@ def profile(name: str) -> Profile:
 
 def test_profile_is_of_its_graph_and_has_a_row_for_each_node() -> None:
     graph, found = captured("blocks").graph, profile("blocks")
-    assert (found.graph, found.how, found.beside) == (graph.digest, "measured", 0)
+    assert (found.graph, found.basis.how, found.basis.beside) == (graph.digest, "measured", 0)
     assert len(found.op_s) == len(found.workspace_bytes) == len(graph.nodes)
-    assert f"torch {torch.__version__}" in found.versions
+    assert f"torch {torch.__version__}" in found.basis.versions
 
 
 def test_only_ops_take_time() -> None:
@@ -215,7 +215,7 @@ def test_companions_run_beside_and_are_gone_afterwards(monkeypatch) -> None:
 
     monkeypatch.setattr(measure, "_whole", whole)
     found = measure.measure(captured("blocks"), JOBS["blocks"], beside=2)
-    assert (seen, found.beside) == ([2], 2)
+    assert (seen, found.basis.beside) == ([2], 2)
     assert multiprocessing.active_children() == []
 
 

@@ -1,30 +1,24 @@
 """The Profile as a noun: checks itself, prints itself, is saved and read back."""
 
 import json
-from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from penstock.errors import ProfileError
 from penstock.profile import Profile
+from penstock.profile.profile import CopyCost, ProfileBasis, UpdateCost
+from tests.search.chains import with_costs
 
 PROFILE = Profile(
     graph="0123456789abcdef",
-    device="a processor",
-    versions="torch 2.13.0",
-    how="measured",
-    beside=1,
+    basis=ProfileBasis("a processor", "torch 2.13.0", "measured", 1),
     op_s=(0.0, 0.001, 0.0025),
     workspace_bytes=(0, 64, 0),
     call_s=1e-5,
     accumulate_s_per_byte=1e-10,
-    update_s_per_byte=2e-10,
-    update_s=1e-4,
-    state_bytes_per_byte=2.0,
-    update_workspace_per_byte=0.5,
-    copy_s_per_byte=3e-10,
-    far_s_per_byte=4e-10,
+    update=UpdateCost(2e-10, 1e-4, 2.0, 0.5),
+    copying=CopyCost(3e-10, 4e-10),
 )
 
 
@@ -55,15 +49,15 @@ def test_micro_batch_takes_the_sum_of_its_ops() -> None:
 )
 def test_profile_that_cannot_be_is_refused(change: dict, message: str) -> None:
     with pytest.raises(ProfileError, match=message):
-        replace(PROFILE, **change)
+        with_costs(PROFILE, **change)
 
 
 def damaged(**change: object) -> str:
-    return json.dumps({"penstock": "profile", **asdict(PROFILE), **change})
+    return json.dumps({**PROFILE.to_json(), **change})
 
 
 def without(name: str) -> str:
-    content = {"penstock": "profile", **asdict(PROFILE)}
+    content = PROFILE.to_json()
     del content[name]
     return json.dumps(content)
 

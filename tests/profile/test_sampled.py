@@ -17,6 +17,7 @@ from penstock.profile.profile import Profile
 from penstock.profile.sampled import StepFiles, StepRatios, keep_sampled, resting_on, sampled_in
 from tests.parity.models import captured, job_of
 from tests.profile.test_kept_profiles import PROFILE
+from tests.search.chains import with_costs
 
 
 def files_in(folder: Path, way: str = "own") -> StepFiles:
@@ -40,10 +41,14 @@ def test_profile_rests_on_what_runs_took(tmp_path):
     again = kept(path, StepRatios({0: 1.0, 1: 1.0}, None, 400))
     assert again == pytest.approx(once)
     found = resting_on(PROFILE, sampled_in(path, PROFILE))
-    assert (found.steps, found.runs) == (438, 2)
-    assert found.update_s == pytest.approx(PROFILE.update_s * 3 ** (38 / 40))
-    assert found.update_s_per_byte == pytest.approx(PROFILE.update_s_per_byte * 3 ** (38 / 40))
-    assert replace(found, op_s=PROFILE.op_s, steps=0, runs=0, update_s=0.1, update_s_per_byte=0.1)
+    assert (found.basis.steps, found.basis.runs) == (438, 2)
+    assert found.update.update_s == pytest.approx(PROFILE.update.update_s * 3 ** (38 / 40))
+    assert found.update.update_s_per_byte == pytest.approx(
+        PROFILE.update.update_s_per_byte * 3 ** (38 / 40)
+    )
+    assert with_costs(
+        found, op_s=PROFILE.op_s, steps=0, runs=0, update_s=0.1, update_s_per_byte=0.1
+    )
     later = kept(path, StepRatios({0: 0.5, 1: 2.0}, None, 130))  # at most 128 before count
     assert later == pytest.approx([once[0] * 0.5 ** (130 / 260), once[1] * 2 ** (130 / 260)])
 
@@ -52,7 +57,7 @@ def test_what_another_machine_or_version_told_is_not_used(tmp_path, caplog):
     path = files_in(tmp_path)
     kept(path, StepRatios({0: 2.0}, None, 10))
     for other in ({"device": "gpu"}, {"versions": "torch 3"}):
-        assert sampled_in(path, replace(PROFILE, **other)) is None
+        assert sampled_in(path, with_costs(PROFILE, **other)) is None
     assert resting_on(PROFILE, None) == PROFILE
     with caplog.at_level(logging.WARNING):
         path.every.write_text('{"sampled": {"device": "cpu"}}')
@@ -112,7 +117,7 @@ def test_a_run_tells_of_the_ways_to_join_that_it_has_not_run(tmp_path):
     kept(files_in(tmp_path, "one"), StepRatios({0: 4.0, 1: 4.0}, 2.0, 10_000))
     found = resting_on(more, sampled_in(files_in(tmp_path, "two"), more))
     assert found.op_s == pytest.approx([4 * each for each in more.op_s], rel=0.01)
-    assert found.update_s == pytest.approx(2 * more.update_s, rel=0.01)
+    assert found.update.update_s == pytest.approx(2 * more.update.update_s, rel=0.01)
     files_in(tmp_path).every.unlink()
     assert sampled_in(files_in(tmp_path, "one"), PROFILE) is None, "all is forgotten"
 

@@ -5,12 +5,14 @@ backward gives the weight's gradient and, but for layer 0, that of y(k-1).
 """
 
 from collections.abc import Sequence
+from dataclasses import fields, replace
 
 from hypothesis import strategies as st
 
 from penstock.cluster import Cluster, DeviceKind, Host, Link
 from penstock.graph.graph import CutPoint, Graph, Node
 from penstock.profile import Profile
+from penstock.profile.profile import CopyCost, ProfileBasis, UpdateCost
 from penstock.search import Candidate
 
 FLOP = 10**6
@@ -66,22 +68,25 @@ def profile_of(graph: Graph, forward_s: Sequence[float], **more: float) -> Profi
     for i, node in enumerate(graph.nodes):
         if node.kind == "op" and node.name[1:].isdigit():
             op_s[i] = forward_s[int(node.name[1:])]
-    nothing = dict.fromkeys(
-        (
-            "call_s",
-            "accumulate_s_per_byte",
-            "update_s_per_byte",
-            "update_s",
-            "state_bytes_per_byte",
-            "update_workspace_per_byte",
-            "copy_s_per_byte",
-            "far_s_per_byte",
-        ),
-        0.0,
+    return with_costs(costless(graph.digest, tuple(op_s), device="d", versions="v"), **more)
+
+
+def costless(graph: str, op_s: Sequence[float], **basis: object) -> Profile:
+    """Return an estimate in which nothing but ops takes time."""
+    rests = ProfileBasis(
+        **{"device": "cpu", "versions": "", "how": "estimated", "beside": 0} | basis
     )
-    zeros = (0,) * len(graph.nodes)
-    numbers = nothing | more
-    return Profile(graph.digest, "d", "v", "estimated", 0, tuple(op_s), zeros, **numbers)
+    update, copying = UpdateCost(*(0.0,) * 4), CopyCost(0.0, 0.0)
+    return Profile(graph, rests, tuple(op_s), (0,) * len(op_s), 0.0, 0.0, update, copying)
+
+
+def with_costs(profile: Profile, **costs: object) -> Profile:
+    """Return `profile` with other values of its fields, and of those of its records."""
+    for name in ("update", "copying", "basis"):
+        part = getattr(profile, name)
+        own = {each.name: costs.pop(each.name) for each in fields(part) if each.name in costs}
+        profile = replace(profile, **{name: replace(part, **own)})
+    return replace(profile, **costs)
 
 
 def cluster_of(

@@ -13,6 +13,7 @@ from penstock.search import Fixed, search
 from penstock.search.judge import Judge
 from penstock.search.recompute import as_needed
 from tests.parity.test_far_weights import profile_of, wide
+from tests.search.chains import with_costs
 
 PROFILE = {"far_s_per_byte": 1e-9}
 WORDS = ("state", "activations", "both", "weights", "all")
@@ -26,7 +27,9 @@ def machine(cap: int, ranks: int, cores: int, *, copies: bool = False) -> Cluste
 
 
 def planned(cap: int, ranks: int = 1, cores: int = 2, **fixed: object) -> Plan:
-    profile = replace(profile_of("wide"), op_s=tuple(1e-5 for _ in wide().graph.nodes), **PROFILE)
+    profile = with_costs(
+        profile_of("wide"), op_s=tuple(1e-5 for _ in wide().graph.nodes), **PROFILE
+    )
     asked = Fixed(ranks=ranks, **fixed)
     there = machine(cap, ranks, cores)
     return search(wide().graph, profile, there, micro_batches=4, fixed=asked).plan
@@ -34,7 +37,9 @@ def planned(cap: int, ranks: int = 1, cores: int = 2, **fixed: object) -> Plan:
 
 def everything(cap: int, cores: int) -> list[float]:
     """Return the seconds of plans with all of one kind in far memory, or repeated, that fit."""
-    profile = replace(profile_of("wide"), op_s=tuple(1e-5 for _ in wide().graph.nodes), **PROFILE)
+    profile = with_costs(
+        profile_of("wide"), op_s=tuple(1e-5 for _ in wide().graph.nodes), **PROFILE
+    )
     judge, found = Judge(wide().graph, profile, machine(cap, 1, cores)), []
     for cuts, schedule in (((), "one_f_one_b"), (range(5), "breadth_first")):
         bare = plan_by_hand(wide().graph, cuts, schedule, num_micro_batches=4, num_ranks=1)
@@ -68,7 +73,9 @@ def test_no_all_or_nothing_plan_is_better_and_the_cap_holds(cores, parts):
 
 def test_copies_run_beside_computes_where_a_device_copies_by_itself():
     cap = int(0.6 * whole_bytes())
-    profile = replace(profile_of("wide"), op_s=tuple(1e-5 for _ in wide().graph.nodes), **PROFILE)
+    profile = with_costs(
+        profile_of("wide"), op_s=tuple(1e-5 for _ in wide().graph.nodes), **PROFILE
+    )
     plans = [
         search(wide().graph, profile, there, micro_batches=4, fixed=Fixed(ranks=1)).plan
         for there in (machine(cap, 1, 0, copies=True), machine(cap, 1, 1))
@@ -80,7 +87,9 @@ def test_copies_run_beside_computes_where_a_device_copies_by_itself():
 def test_as_much_is_taken_as_is_needed_and_no_more():
     whole = whole_bytes()
     plan = planned(int(0.93 * whole), cores=1)
-    profile = replace(profile_of("wide"), op_s=tuple(1e-5 for _ in wide().graph.nodes), **PROFILE)
+    profile = with_costs(
+        profile_of("wide"), op_s=tuple(1e-5 for _ in wide().graph.nodes), **PROFILE
+    )
     judge = Judge(wide().graph, profile, machine(int(0.93 * whole), 1, 1))
     for stage, word in enumerate(plan.offload):
         if word != "none":

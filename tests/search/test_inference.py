@@ -14,7 +14,7 @@ from penstock.errors import PlanError
 from penstock.search.inference import Layers, best_stream, even_stream, fastest, layers_of
 from penstock.search.judge import Judge
 from tests.draws import examples
-from tests.search.chains import chain, profile_of
+from tests.search.chains import chain, profile_of, with_costs
 
 BETWEEN, ACROSS, INSIDE = Link(9.0, 2.0, 0.5), Link(9.0, 0.5, 1.0), Link(9.0, 50.0, 0.1, 8.0)
 CALL_S = 0.25
@@ -139,7 +139,7 @@ def test_simulated_stream_takes_what_the_recursion_says_and_beats_an_even_split(
 
 def test_a_model_larger_than_its_devices_is_loaded_and_no_more_of_it_than_has_to_be() -> None:
     graph = chain([400, 300, 500, 200], [60, 40, 20, 30])
-    profile = replace(profile_of(graph, [0.02, 0.01, 0.03, 0.02]), far_s_per_byte=2e-5)
+    profile = with_costs(profile_of(graph, [0.02, 0.01, 0.03, 0.02]), far_s_per_byte=2e-5)
     judge = Judge(graph, profile, alone(10**6))
     steps: list[float] = []
     with pytest.raises(PlanError, match="no pipeline fits"):

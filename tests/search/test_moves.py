@@ -15,10 +15,10 @@ from penstock.search import Fixed, search
 from penstock.search.field import Effort, Field
 from penstock.search.judge import Judge
 from penstock.search.moves import Climber, MayMove, StageMove
-from tests.search.chains import chain, cluster_of, profile_of
+from tests.search.chains import chain, cluster_of, profile_of, with_costs
 
 GRAPH = chain([400, 300, 500], [60, 40, 20])
-PROFILE = replace(
+PROFILE = with_costs(
     profile_of(GRAPH, [0.02, 0.01, 0.03]),
     far_s_per_byte=2e-5,
     state_bytes_per_byte=2.0,

@@ -14,10 +14,10 @@ from penstock.program.program import Unshard
 from penstock.search import Fixed, search
 from penstock.search.judge import Judge
 from penstock.search.resized import as_one, in_two
-from tests.search.chains import chain, cluster_of, profile_of
+from tests.search.chains import chain, cluster_of, profile_of, with_costs
 
 GRAPH = chain([400, 300, 500, 100], [60, 40, 20, 30])
-PROFILE = replace(profile_of(GRAPH, [0.02, 0.01, 0.03, 0.02]), state_bytes_per_byte=2.0)
+PROFILE = with_costs(profile_of(GRAPH, [0.02, 0.01, 0.03, 0.02]), state_bytes_per_byte=2.0)
 WORDS = ("replicate", "shard_keep", "shard")
 
 

@@ -12,10 +12,10 @@ from penstock.errors import PlanError
 from penstock.search import Fixed, evaluate
 from penstock.search.search import search
 from penstock.search.sharded import shared_out
-from tests.search.chains import chain, profile_of
+from tests.search.chains import chain, profile_of, with_costs
 
 GRAPH = chain([4_000] * 6, [40] * 6)  # weights are what is held
-PROFILE = replace(profile_of(GRAPH, [0.25] * 6), state_bytes_per_byte=2.0)
+PROFILE = with_costs(profile_of(GRAPH, [0.25] * 6), state_bytes_per_byte=2.0)
 FAST = Link(1e-6, 1e8)
 
 

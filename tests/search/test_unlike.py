@@ -26,7 +26,7 @@ from penstock.search.polish import polish, recut
 from penstock.simulate.of_program import simulate
 from penstock.timeline import step_s
 from tests.draws import examples
-from tests.search.chains import chain, chains, profile_of
+from tests.search.chains import chain, chains, profile_of, with_costs
 
 NEAR, FAR = Link(0.01, 200.0, overhead_s=0.01), Link(0.3, 40.0, overhead_s=0.01)
 
@@ -187,7 +187,7 @@ def test_slow_link_is_crossed_once_and_where_few_bytes_cross() -> None:
 def test_seconds_rest_on_what_the_decision_says() -> None:
     graph = chain([1, 1], [1, 1])
     profile = profile_of(graph, [1, 1])
-    profiles = [replace(times(profile, 2, "a"), how="measured"), times(profile, 1, "b")]
+    profiles = [with_costs(times(profile, 2, "a"), how="measured"), times(profile, 1, "b")]
     plan, *_ = search(graph, profiles, unlike(10**9, 10**9), micro_batches=4)
     (seconds,) = [d for d in plan.decisions if d.what == "seconds"]
     assert seconds.value == "a measured, b estimated"

@@ -26,7 +26,7 @@ from penstock.schedule import KINDS
 from penstock.simulate.price import ONE_BY_ONE, Ways, costs_of, held_of, memory_on
 from penstock.simulate.simulate import simulate
 from tests.graph.zoo import floats, job_of
-from tests.search.chains import chain, profile_of
+from tests.search.chains import chain, profile_of, with_costs
 
 GRAPH = chain([40, 10], [20, 30])
 PROFILE = profile_of(
@@ -78,7 +78,7 @@ def test_each_rank_holds_what_its_own_device_makes_it_hold() -> None:
     plan = plan_of(replicas=2)
     stages, program = stages_of(plan, GRAPH), lower_plan(plan, GRAPH)
     zeros = (0,) * len(GRAPH.nodes)
-    lean = replace(PROFILE, kind="lean", state_bytes_per_byte=0.0, workspace_bytes=zeros)
+    lean = with_costs(PROFILE, kind="lean", state_bytes_per_byte=0.0, workspace_bytes=zeros)
     rich = replace(PROFILE, kind="rich", workspace_bytes=tuple(7 for _ in zeros))
     held = [held_of(GRAPH, stages, profile) for profile in (lean, rich)]
     found = memory_on(held, program, (1, 0, 0, 1))
@@ -130,14 +130,14 @@ def test_where_the_order_is_known_an_update_holds_something_of_the_one_before() 
     plan = plan_by_hand(graph, [2], "gpipe", num_micro_batches=1)
     stages = stages_of(plan, graph)
     for order, first in (("0123", 80), ("1032", 100), ("2013", 110), ("3210", 90)):
-        profile = replace(plain, update_order=tuple(f"w{at}" for at in order))
+        profile = with_costs(plain, update_order=tuple(f"w{at}" for at in order))
         held = held_of(graph, stages, profile).transient[KINDS.index("U")]
         assert held.tolist() == [first, 40]
     assert held_of(graph, stages, plain).transient[KINDS.index("U")].tolist() == [110, 40]
 
 
 def test_numbers_of_the_state_stay_while_the_rest_of_it_is_away() -> None:
-    counted = replace(PROFILE, state_bytes_per_tensor=4.0)
+    counted = with_costs(PROFILE, state_bytes_per_tensor=4.0)
     plan = plan_of()
     stages, program = (
         stages_of(plan, GRAPH),
@@ -157,7 +157,9 @@ def test_a_copy_costs_its_bytes_and_its_tensors() -> None:
     plan = plan_of()
     stages = stages_of(plan, GRAPH)
     plain, more = (
-        costs_of(GRAPH, stages, replace(PROFILE, far_s=far_s), copies=True).action_s[len(KINDS) :]
+        costs_of(GRAPH, stages, with_costs(PROFILE, far_s=far_s), copies=True).action_s[
+            len(KINDS) :
+        ]
         for far_s in (0.0, 100.0)
     )
     tensors = np.round((more - plain)[:, :, 0] / 100).tolist()
@@ -249,7 +251,7 @@ def test_frozen_and_unreached_parameters_are_held_without_state() -> None:
             return self.frozen(self.used(x)) + self.buffer[:4]
 
     graph: Graph = trace(job_of(Model, floats(2, 4)))
-    profile = replace(
+    profile = with_costs(
         profile_of(graph, []), graph=graph.digest, state_bytes_per_byte=2.0, update_s_per_byte=1.0
     )
     stages = cut(graph)

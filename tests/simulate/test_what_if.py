@@ -35,27 +35,12 @@ from penstock.timeline import Timeline, step_s
 from tests.graph.tiny import GRAPH
 from tests.kinds import kind_s
 from tests.program.lowering import lower_schedule
+from tests.search.chains import costless, with_costs
 from tests.simulate.fake_run import Truth, drawn, fake_run, plain
 from tests.simulate.strategies import one_host
 from tests.simulate.test_measured_seconds import runs, same_times, seeds
 
-PROFILE = Profile(
-    graph=GRAPH.digest,
-    device="cpu",
-    versions="none",
-    how="estimated",
-    beside=0,
-    op_s=(1.0,) * len(GRAPH.nodes),
-    workspace_bytes=(0,) * len(GRAPH.nodes),
-    call_s=0.0,
-    accumulate_s_per_byte=0.0,
-    update_s_per_byte=0.0,
-    update_s=1.0,
-    state_bytes_per_byte=0.0,
-    update_workspace_per_byte=0.0,
-    copy_s_per_byte=0.0,
-    far_s_per_byte=0.0,
-)
+PROFILE = with_costs(costless(GRAPH.digest, (1.0,) * len(GRAPH.nodes)), update_s=1.0)
 
 
 def plan_of(schedule: str = "one_f_one_b", micro_batches: int = 4, replicas: int = 1) -> Plan:

@@ -196,7 +196,7 @@ class DegreeSearch:
         share, nodes = self._share(way, ranks), way.captured.graph.nodes
         return [
             tuple(
-                profile.update_s_per_byte * node.size_bytes / share
+                profile.update.update_s_per_byte * node.size_bytes / share
                 if node.kind == "parameter"
                 else s
                 for node, s in zip(nodes, profile.op_s, strict=True)

@@ -59,4 +59,4 @@ def _estimated(
         return estimated_in(cluster, graph, kind, state, wire=wire)
     profile = estimated(graph, kind, state, known.efficiency, wire=wire)
     error = known.error(parts_of(graph, range(len(graph.nodes)), kind))
-    return replace(profile, samples=known.samples, error=error)
+    return replace(profile, basis=replace(profile.basis, samples=known.samples, error=error))

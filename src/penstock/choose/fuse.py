@@ -40,7 +40,7 @@ def _known(job: Job, captured: "Capture", plan: Plan, profile: "Profile") -> "Pr
 
     pairs, segments = segments_of_plan(plan, captured.graph)
     digests = {segment.digest for segment in segments}
-    if profile.how != "measured" or digests <= {row.segment for row in profile.fused}:
+    if not profile.basis.is_measured or digests <= {row.segment for row in profile.fused}:
         return profile
     fuse = partial(fused_function_of, folder=cache_folder("compiled"))
     rows = measure_fused(captured, job, stages_of(plan, captured.graph), pairs, fuse)

@@ -100,7 +100,7 @@ def learn_step(
     samples:   of each rank.
     """
     for profile, told in ratios_of(choice, profiles, cluster, samples):
-        files = files_of_step(folder, choice.captured, choice.job, profile.beside)
+        files = files_of_step(folder, choice.captured, choice.job, profile.basis.beside)
         if files is not None:
             keep_sampled(files, profile, told)
 
@@ -120,7 +120,7 @@ def ratios_of(
     profile = judge.profiles[places[0]]
     rows = [told for told, place in zip(samples, places, strict=True) if place == places[0]]
     steps = min((told.steps for told in rows if told.steps), default=0)
-    if profile.how != "measured" or not steps:
+    if not profile.basis.is_measured or not steps:
         return
     took: dict[tuple[str, int], list[float]] = {}
     for told in rows:

@@ -64,7 +64,7 @@ def estimated_in(
         return estimated(graph, kind, state, wire=wire)
     efficiency = efficiency_of(constants, kind)
     profile = estimated(graph, kind, state, efficiency, wire=wire)
-    return replace(profile, error=_error(graph, kind, constants))
+    return replace(profile, basis=replace(profile.basis, error=_error(graph, kind, constants)))
 
 
 def peak_of(kind: DeviceKind) -> float | None:

@@ -57,7 +57,7 @@ def _steps(folder: Path, graph: Graph) -> Iterator[str]:
     for profile in load_profiles(folder / "profile.json"):
         kind = kinds.get(profile.kind) or cluster.devices[0]
         peak = max((rate for _, rate in kind.flop_per_s), default=0.0)
-        if profile.how == "measured" and peak > 0:
-            seconds = sum(profile.op_s) + profile.update_s
+        if profile.basis.is_measured and peak > 0:
+            seconds = sum(profile.op_s) + profile.update.update_s
             about = f"{folder.name},{kind.name},{peak:.6g},{kind.memory_bytes_per_s:.6g}"
             yield f"{about},{work},{seconds:.6g}"

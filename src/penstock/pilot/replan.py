@@ -436,7 +436,7 @@ class Replanner:
 
     def _move_s(self) -> float:
         """Return what moving to another plan takes: as the last time, or by the bytes."""
-        state = self.basis.ways[0].profiles[0].state_bytes_per_byte
+        state = self.basis.ways[0].profiles[0].update.state_bytes_per_byte
         nodes = self.choice.captured.graph.nodes
         size = sum(node.size_bytes for node in nodes if node.kind == "parameter")
         return self._move_took_s or self._ready_s + size * (1 + state) / _DISK_BYTES_PER_S

@@ -60,6 +60,13 @@ def slowed(cluster: Cluster, factors: Sequence[float]) -> Slowed:
 
 def _slower(profile: Profile, factor: float, name: str) -> Profile:
     """Return a profile of which everything that a rank computes takes longer."""
-    names = "call_s", "accumulate_s_per_byte", "update_s_per_byte", "update_s", "copy_s_per_byte"
-    longer = {each: factor * getattr(profile, each) for each in names}
-    return replace(profile, kind=name, op_s=tuple(factor * s for s in profile.op_s), **longer)
+    copying = profile.copying
+    return replace(
+        profile,
+        kind=name,
+        op_s=tuple(factor * s for s in profile.op_s),
+        call_s=factor * profile.call_s,
+        accumulate_s_per_byte=factor * profile.accumulate_s_per_byte,
+        update=profile.update.times(factor),
+        copying=replace(copying, copy_s_per_byte=factor * copying.copy_s_per_byte),
+    )

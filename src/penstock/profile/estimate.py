@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from penstock.cluster.cluster import Cluster, DeviceKind
 from penstock.graph.graph import Graph
-from penstock.profile.profile import PackCost, Profile
+from penstock.profile.profile import CopyCost, PackCost, Profile, ProfileBasis, UpdateCost
 from penstock.profile.roofline import DEFAULT, Efficiency, op_seconds
 
 CALL_S = 30e-6  # of Python, per segment: what measured profiles of CPU hosts have
@@ -40,21 +40,18 @@ def estimated(
     started_s = efficiency.launch_s + efficiency.host_s
     return Profile(
         graph=graph.digest,
-        device=device.name,
-        versions="",
-        how="estimated",
-        beside=0,
+        basis=ProfileBasis(device.name, "", "estimated", 0),
         op_s=op_seconds(graph, device, efficiency),
         workspace_bytes=(0,) * len(graph.nodes),
         call_s=CALL_S,
         accumulate_s_per_byte=3 * byte_s,
-        update_s_per_byte=(3 + 2 * state_bytes_per_byte) * byte_s,
-        update_s=_UPDATE_LAUNCHES * started_s,
-        state_bytes_per_byte=state_bytes_per_byte,
-        update_workspace_per_byte=_UPDATE_WORKSPACE,
-        copy_s_per_byte=2 * byte_s,
-        far_s_per_byte=1 / _FAR_BYTES_PER_S,
-        far_s=started_s,
+        update=UpdateCost(
+            (3 + 2 * state_bytes_per_byte) * byte_s,
+            _UPDATE_LAUNCHES * started_s,
+            state_bytes_per_byte,
+            _UPDATE_WORKSPACE,
+        ),
+        copying=CopyCost(2 * byte_s, 1 / _FAR_BYTES_PER_S, started_s),
         kind=device.name,
         packing=_packing(wire, byte_s, started_s),
     )

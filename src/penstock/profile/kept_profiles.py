@@ -63,8 +63,9 @@ def find(folder: Path, wanted: ProfileKey) -> Profile | None:
     except (ProfileError, OSError) as problem:
         log.warning("the kept profile cannot be used, so it is measured again: %s", problem)
         return None
-    made_by, wanted_by = (found.device, found.versions), (wanted.device, wanted.versions)
-    if (found.graph, found.beside) != (wanted.graph, wanted.beside) or made_by != wanted_by:
+    basis = found.basis
+    made_by, wanted_by = (basis.device, basis.versions), (wanted.device, wanted.versions)
+    if (found.graph, basis.beside) != (wanted.graph, wanted.beside) or made_by != wanted_by:
         old, new = (", ".join(parts) for parts in (made_by, wanted_by))
         log.warning("the profile kept in %s is of %s, not of %s: measured again", path, old, new)
         return None
@@ -172,7 +173,8 @@ def measured(
         tell(wanted.path_in(folder))
         return found
     profile = measure(capture, job, beside=beside, apart=apart)
-    profile = replace(profile, device=wanted.device, versions=wanted.versions)
+    basis = replace(profile.basis, device=wanted.device, versions=wanted.versions)
+    profile = replace(profile, basis=basis)
     if folder is not None:
         keep(folder, wanted, profile)
     return profile
@@ -184,13 +186,14 @@ def keep_fused(folder: Path, capture: "Capture", job: "Job", profile: Profile) -
     Its seconds stay those that were measured, whatever runs have told of them since.
     """
     made_by = _here()
-    wanted = ProfileKey(profile.graph, optimizer_text(capture, job), profile.beside, *made_by)
-    if profile.steps:
+    wanted = ProfileKey(profile.graph, optimizer_text(capture, job), profile.basis.beside, *made_by)
+    if profile.basis.steps:
         kept = find(folder, wanted)
         if kept is None:
             return
         profile = replace(kept, fused=profile.fused)
-    keep(folder, wanted, replace(profile, kind="", device=made_by[0], versions=made_by[1]))
+    basis = replace(profile.basis, device=made_by[0], versions=made_by[1])
+    keep(folder, wanted, replace(profile, kind="", basis=basis))
 
 
 def files_of_step(

@@ -43,7 +43,7 @@ from penstock.job import Job
 from penstock.profile.by_kind import costs_by_kind
 from penstock.profile.expert_load import ExpertLoad
 from penstock.profile.marks import OPS_AHEAD, Sweep, clock_of
-from penstock.profile.profile import PackCost, Profile
+from penstock.profile.profile import CopyCost, PackCost, Profile, ProfileBasis, UpdateCost
 from penstock.profile.routing import as_busiest, expert_loads
 
 T = TypeVar("T")
@@ -88,26 +88,19 @@ def measure(capture: Capture, job: Job, *, beside: int = 0, apart: Apart = _here
             workspace_bytes = workspaces(capture, inputs)
     finally:
         give_back()
+    name = platform.processor() or platform.machine()
+    added_s, copied_s = (optimizer.pop(f"{what}_s_per_byte") for what in ("accumulate", "copy"))
     return Profile(
         graph=capture.graph.digest,
-        device=platform.processor() or platform.machine(),
-        versions=f"torch {torch.__version__}",
-        how="measured",
-        beside=beside,
+        basis=ProfileBasis(name, f"torch {torch.__version__}", "measured", beside),
         op_s=op_s,
         workspace_bytes=workspace_bytes,
         call_s=call_s,
-        kind="",
+        accumulate_s_per_byte=added_s,
+        update=UpdateCost(**optimizer, update_order=update_order(capture, job)),
+        copying=CopyCost(copied_s, **far),
         packing=packing,
-        fused=(),
-        samples=0,
-        error=0.0,
-        steps=0,
-        runs=0,
-        update_order=update_order(capture, job),
         loads=loads,
-        **far,
-        **optimizer,
     )
 
 
@@ -353,7 +346,7 @@ def workspaces(capture: Capture, inputs: Mapping[int, Any]) -> tuple[int, ...]:
 def optimizer_costs(capture: Capture, job: Job, apart: Apart = _here) -> dict[str, float]:
     """Return the costs of adding gradients, of updates, optimizer state and copies of weights.
 
-    Keys are names of fields of Profile.  An update includes clipping where the job clips.
+    Keys are names of fields of a profile.  An update includes clipping where the job clips.
     apart:    where to measure one of its own kind: its hooks may count, or move averages.
     """
     is_plain = whole_optimizer(job, capture.model).is_plain
@@ -487,7 +480,7 @@ def most_far_bytes(capture: Capture, job: Job, state_bytes_per_byte: float) -> i
 def far_costs(size_bytes: int, *, evicts: bool = False) -> dict[str, float]:
     """Return the seconds of moving a byte to far memory or back, and of moving any tensor.
 
-    By the names of the fields of Profile.
+    By the names of the fields of CopyCost.
     evicts:  whether the system's memory has no room for it, so that all is read from the disk.
     Waiting for the system counts, as for a disk that is slow; waiting for a core does not.
     """

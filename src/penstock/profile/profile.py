@@ -2,22 +2,18 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
 from penstock.errors import ProfileError
 from penstock.files import Json, read_json, write_text
 from penstock.profile.expert_load import ExpertLoad
-from penstock.typed import damage, typed
+from penstock.typed import damage, typed_flat
 
 _MOST = 1e15  # seconds or bytes: sums of them stay numbers
 How = Literal["measured", "estimated"]
-_NUMBERS = (
-    "op_s",
-    "workspace_bytes",
-    "call_s",
-    "accumulate_s_per_byte",
+_UPDATE = (
     "update_s_per_byte",
     "update_s",
     "state_bytes_per_byte",
@@ -25,14 +21,8 @@ _NUMBERS = (
     "update_workspace_per_byte",
     "update_workspace_of_largest",
     "update_workspace_of_second",
-    "copy_s_per_byte",
-    "far_s_per_byte",
-    "far_s",
-    "samples",
-    "error",
-    "steps",
-    "runs",
 )
+_INSIDE = "update", "copying", "basis"  # records, whose fields stand in a file beside the others
 _PACKING = "pack_s", "pack_s_per_byte", "unpack_s", "unpack_s_per_byte"
 
 
@@ -80,74 +70,120 @@ class FusedCost:
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
-    """Seconds of every node of one graph on one kind of device.
+class UpdateCost:
+    """What the optimizer takes, and holds.
 
-    graph:      digest of the graph; versions: of what ran it.
-    beside:     ranks that computed beside the measured one, as they will in the run.
-    op_s:       seconds of each node of the graph, 0 for inputs.
-    workspace_bytes:          held by each node only while it runs.
-    call_s:                   per segment: calling it, collecting inputs and results.
-    accumulate_s_per_byte:    adding a gradient to the step's sum, per byte of parameter.
-    update_s_per_byte, update_s:      the optimizer: per byte of parameter, and per call; clipping
-                              counts as part of it.
-    state_bytes_per_byte:     optimizer state held per byte of parameter.
+    update_s_per_byte, update_s:  per byte of parameter, and per call; clipping is a part of it.
+    state_bytes_per_byte:     state held per byte of parameter.
     state_bytes_per_tensor:   besides, per parameter: numbers such as a count of steps.
     update_workspace_per_byte, update_workspace_of_largest, update_workspace_of_second:   held while
-                              the optimizer runs, per byte of parameter, and besides of the largest
-                              and of the second largest of those that it updates.
-    update_order:             names of parameters as the optimizer takes them, one after another:
-                              in place of the second largest counts the one before; empty: unknown.
-    copy_s_per_byte:          copying a version of the weights.
-    far_s_per_byte, far_s:    moving something to far memory, or back: per byte, and per tensor.
-    loads:      rows that each expert of a mixture sees, of each layer; the seconds of a step whose
-                experts ranks divide are those of the rank that has most of them.
-    packing:    what packing costs, by bits; empty where it was not asked for.
-    fused:      of the segments that were compiled; others take as long as their ops, one by one.
-    samples, error:   of an estimate that was learned from runs on such devices: of how many
-                segments they told, and twice the relative standard deviation of the seconds of a
-                micro-batch; 0 samples: what runs elsewhere have taught of such
-                devices (estimate/traced.py); 0, 0: from the device's peaks alone.
-    kind:       name of the cluster's device kind that it describes; "" for any.
-    steps, runs:   of a measured one, on how many sampled steps of how many runs its seconds rest
-                besides; 0, 0: on none.
+                              it runs, per byte of parameter, and besides of the largest and of the
+                              second largest of those that it updates.
+    update_order:             names of parameters as it takes them, one after another: in place of
+                              the second largest counts the one before; empty: unknown.
     """
 
-    graph: str
-    device: str
-    versions: str
-    how: How
-    beside: int
-    op_s: tuple[float, ...]
-    workspace_bytes: tuple[int, ...]
-    call_s: float
-    accumulate_s_per_byte: float
     update_s_per_byte: float
     update_s: float
     state_bytes_per_byte: float
     update_workspace_per_byte: float
+    update_workspace_of_largest: float = 0.0
+    update_workspace_of_second: float = 0.0
+    state_bytes_per_tensor: float = 0.0
+    update_order: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_numbers(self, _UPDATE)
+
+    def times(self, factor: float) -> "UpdateCost":
+        """Return the cost of an update that takes so many times the seconds."""
+        each_s, call_s = factor * self.update_s_per_byte, factor * self.update_s
+        return replace(self, update_s_per_byte=each_s, update_s=call_s)
+
+
+@dataclass(frozen=True, slots=True)
+class CopyCost:
+    """Seconds of copying a version of the weights, and of moving tensors to far memory, or back.
+
+    far_s:   of any tensor; the others for each byte.
+    """
+
     copy_s_per_byte: float
     far_s_per_byte: float
-    kind: str = ""
-    packing: tuple[PackCost, ...] = ()
-    fused: tuple[FusedCost, ...] = ()
+    far_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_numbers(self, ("copy_s_per_byte", "far_s_per_byte", "far_s"))
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileBasis:
+    """What the seconds of a profile rest on.
+
+    versions:   of what ran it; beside: ranks that computed beside the measured one, as they will in
+                the run.
+    samples, error:   of an estimate that was learned from runs on such devices: of how many
+                segments they told, and twice the relative standard deviation of the seconds of a
+                micro-batch; 0 samples: what runs elsewhere have taught of such
+                devices (estimate/traced.py); 0, 0: from the device's peaks alone.
+    steps, runs:   of a measured one, on how many sampled steps of how many runs its seconds rest
+                besides; 0, 0: on none.
+    """
+
+    device: str
+    versions: str
+    how: How
+    beside: int
     samples: int = 0
     error: float = 0.0
     steps: int = 0
     runs: int = 0
-    update_workspace_of_largest: float = 0.0
-    update_workspace_of_second: float = 0.0
-    state_bytes_per_tensor: float = 0.0
-    far_s: float = 0.0
-    update_order: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.how not in get_args(How):
+            raise ProfileError(f"how is {self.how!r}, not one of {', '.join(get_args(How))}")
+        _check_numbers(self, ("samples", "error", "steps", "runs"))
+
+    @property
+    def is_measured(self) -> bool:
+        """Return whether its ops were timed, on such a device."""
+        return self.how == "measured"
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Seconds of every node of one graph on one kind of device.
+
+    graph:      digest of the graph.
+    op_s:       seconds of each node of the graph, 0 for inputs.
+    workspace_bytes:          held by each node only while it runs.
+    call_s:                   per segment: calling it, collecting inputs and results.
+    accumulate_s_per_byte:    adding a gradient to the step's sum, per byte of parameter.
+    kind:       name of the cluster's device kind that it describes; "" for any.
+    loads:      rows that each expert of a mixture sees, of each layer; the seconds of a step whose
+                experts ranks divide are those of the rank that has most of them.
+    packing:    what packing costs, by bits; empty where it was not asked for.
+    fused:      of the segments that were compiled; others take as long as their ops, one by one.
+    """
+
+    graph: str
+    basis: ProfileBasis
+    op_s: tuple[float, ...]
+    workspace_bytes: tuple[int, ...]
+    call_s: float
+    accumulate_s_per_byte: float
+    update: UpdateCost
+    copying: CopyCost
+    kind: str = ""
+    packing: tuple[PackCost, ...] = ()
+    fused: tuple[FusedCost, ...] = ()
     loads: tuple[ExpertLoad, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.op_s) != len(self.workspace_bytes):
             raise ProfileError(f"{len(self.op_s)} times, {len(self.workspace_bytes)} workspaces")
-        if self.how not in get_args(How):
-            raise ProfileError(f"how is {self.how!r}, not one of {', '.join(get_args(How))}")
-        _check_numbers(self, _NUMBERS)
+        names = "op_s", "workspace_bytes", "call_s", "accumulate_s_per_byte"
+        _check_numbers(self, names)
 
     @property
     def has_workspace(self) -> bool:
@@ -175,13 +211,16 @@ class Profile:
 
     def __str__(self) -> str:
         return (
-            f"Profile of graph {self.graph} on {self.device}, {self.how}: "
+            f"Profile of graph {self.graph} on {self.basis.device}, {self.basis.how}: "
             f"{1e3 * self.micro_batch_s:.2f} ms per micro-batch"
         )
 
     def to_json(self) -> dict[str, Json]:
         """Return the profile as JSON values."""
-        return {"penstock": "profile", **json.loads(json.dumps(asdict(self)))}
+        fields = asdict(self)
+        for name in _INSIDE:
+            fields |= fields.pop(name)
+        return {"penstock": "profile", **json.loads(json.dumps(fields))}
 
     def save(self, path: Path | str) -> None:
         """Write the profile as JSON."""
@@ -206,4 +245,4 @@ class Profile:
         fields = {name: value for name, value in content.items() if name != "penstock"}
         hint = "delete it; it will be measured again"
         with damage(f"profile {path}", ProfileError, hint=hint):
-            return typed(cls, fields)
+            return typed_flat(cls, fields, *_INSIDE)

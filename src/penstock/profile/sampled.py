@@ -140,7 +140,7 @@ def _read(path: Path, profile: Profile) -> Sampled | None:
     except (ProfileError, OSError) as problem:
         _log.warning("what runs have told cannot be used: %s", problem)
         return None
-    is_of_it = (found.device, found.versions) == (profile.device, profile.versions)
+    is_of_it = (found.device, found.versions) == (profile.basis.device, profile.basis.versions)
     return found if is_of_it else None
 
 
@@ -177,7 +177,9 @@ def with_run(before: Sampled | None, profile: Profile, told: StepRatios) -> Samp
     update = (before.update if before else 1.0) * (told.update or 1.0) ** weight
     runs = 1 + (before.runs if before else 0)
     total = told.steps + (before.steps if before else 0)
-    return Sampled(profile.device, profile.versions, ratios, _within(update), total, runs)
+    return Sampled(
+        profile.basis.device, profile.basis.versions, ratios, _within(update), total, runs
+    )
 
 
 def of_another_step(profile: Profile, told: StepRatios, other: Profile) -> StepRatios:
@@ -202,10 +204,8 @@ def resting_on(profile: Profile, known: Sampled | None) -> Profile:
     return replace(
         profile,
         op_s=tuple(seconds * ratio for seconds, ratio in rows),
-        update_s=profile.update_s * known.update,
-        update_s_per_byte=profile.update_s_per_byte * known.update,
-        steps=known.steps,
-        runs=known.runs,
+        update=profile.update.times(known.update),
+        basis=replace(profile.basis, steps=known.steps, runs=known.runs),
     )
 
 

@@ -61,14 +61,13 @@ class _Sleeper(Optimizer):
 
     def __init__(self, profile: Profile, parameters: Iterable[nn.Parameter]) -> None:
         super().__init__(parameters, {"lr": 0.0})
-        self.update_s, self.update_s_per_byte = profile.update_s, profile.update_s_per_byte
-        self.state_bytes_per_byte = profile.state_bytes_per_byte
+        self.cost = profile.update
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         held = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
         for parameter in held:
             if not self.state[parameter]:
-                count = round(self.state_bytes_per_byte * parameter.numel())
+                count = round(self.cost.state_bytes_per_byte * parameter.numel())
                 self.state[parameter]["held"] = torch.zeros(count, dtype=parameter.dtype)
         size = sum(p.numel() * p.element_size() for p in held)
-        time.sleep(self.update_s + self.update_s_per_byte * size)
+        time.sleep(self.cost.update_s + self.cost.update_s_per_byte * size)

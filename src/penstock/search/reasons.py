@@ -458,20 +458,21 @@ def _balance(judge: Judge, plan: Plan, devices: Sequence[Sequence[int]]) -> str:
 
 def _rests_on(judge: Judge) -> Decision:
     """Return what the seconds of each kind of device rest on, those of idle ones too."""
-    value = ", ".join(f"{row.kind or row.device} {row.how}" for row in judge.profiles)
+    value = ", ".join(f"{row.kind or row.basis.device} {row.basis.how}" for row in judge.profiles)
     why = "a micro-batch: " + ", ".join(map(_seconds_on, judge.profiles))
     return Decision("seconds", value, "only choice", why)
 
 
 def _seconds_on(profile: Profile) -> str:
-    words = f"{format_seconds(profile.micro_batch_s)} on {profile.kind or profile.device}"
-    if profile.steps:
-        return f"{words} (rests on {profile.steps:,} measured steps of {_runs(profile.runs)})"
-    if not profile.samples:
-        how = f"by the pool of measured runs, may be off by {profile.error:.0%}"
-        return f"{words} ({how})" if profile.error else words
-    told = f"learned from {profile.samples} measured segments of runs"
-    return f"{words} ({told}, may be off by {profile.error:.0%})"
+    words = f"{format_seconds(profile.micro_batch_s)} on {profile.kind or profile.basis.device}"
+    basis = profile.basis
+    if basis.steps:
+        return f"{words} (rests on {basis.steps:,} measured steps of {_runs(basis.runs)})"
+    if not basis.samples:
+        how = f"by the pool of measured runs, may be off by {basis.error:.0%}"
+        return f"{words} ({how})" if basis.error else words
+    told = f"learned from {basis.samples} measured segments of runs"
+    return f"{words} ({told}, may be off by {basis.error:.0%})"
 
 
 def _runs(count: int) -> str:

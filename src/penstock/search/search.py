@@ -205,7 +205,7 @@ def _best_of_each(field: Field) -> Iterator[Candidate]:
 
 def _may_move(judge: Judge, fixed: Fixed) -> MayMove:
     """Return what the search may decide of each stage."""
-    far = all(profile.far_s_per_byte for profile in judge.profiles)
+    far = all(profile.copying.far_s_per_byte for profile in judge.profiles)
     state = not fixed.needs.state_stays
     cuts = fixed.stages is None and fixed.schedule is None
     shards = state and not fixed.needs.whole

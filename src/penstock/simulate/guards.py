@@ -64,9 +64,9 @@ def guard_costs(
             state += trained + part * state_bytes(graph, stage, profile)
         renewed = state / every if every else 0.0
         sent = gradients + renewed
-        busy_s = _COPIES * sent * profile.copy_s_per_byte
+        busy_s = _COPIES * sent * profile.copying.copy_s_per_byte
         if not every and gradients:
-            busy_s += profile.update_s + gradients * profile.update_s_per_byte
+            busy_s += profile.update.update_s + gradients * profile.update.update_s_per_byte
         kept = state + renewed + gradients * max(2, every + 1)
         found.append(GuardCost(int(sent), int(kept), busy_s))
     return found

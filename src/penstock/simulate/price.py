@@ -111,8 +111,8 @@ def costs_of(
             seconds[: len(KINDS), stage.index, at] = _once(stages, stage, key, make)
         if copies:
             sizes = _copied_bytes(graph, stages, profile, ways)
-            each_s = _copied_tensors(graph, stages, profile) * (sizes > 0) * profile.far_s
-            copied_s = each_s + sizes * profile.far_s_per_byte
+            each_s = _copied_tensors(graph, stages, profile) * (sizes > 0) * profile.copying.far_s
+            copied_s = each_s + sizes * profile.copying.far_s_per_byte
             seconds[len(KINDS) : NUM_COSTS, :, at] = np.concatenate(copied_s)
     bits = ways.bits
     packing_s = [[_packing_s(graph, stages, profile, ways)] for profile in row] if bits else []
@@ -144,7 +144,7 @@ def by_rank(
         for index in set(program.stages_of(rank)) & program.sharded:
             stage = rows.stages[index]
             updated = part * trained_bytes(graph, stage, reached=True)
-            update_s = profile.update_s + updated * profile.update_s_per_byte
+            update_s = profile.update.update_s + updated * profile.update.update_s_per_byte
             seconds[KINDS.index("U"), index, rank] = update_s
             for row in _PART_ROWS if len(seconds) == NUM_COSTS else ():
                 seconds[row, index, rank] *= part * program.replicas
@@ -186,10 +186,9 @@ def _loaded_s(
     """
     if not (ways.sharded or ways.far or ways.held_back.passes):
         return np.empty(0), np.empty(0)
-    far_s, copy_s, add_s = (
-        max(getattr(profile, name) for profile in row)
-        for name in ("far_s_per_byte", "copy_s_per_byte", "accumulate_s_per_byte")
-    )
+    far_s = max(profile.copying.far_s_per_byte for profile in row)
+    copy_s = max(profile.copying.copy_s_per_byte for profile in row)
+    add_s = max(profile.accumulate_s_per_byte for profile in row)
     loaded, left = np.zeros((2, len(stages.stages)))
     for at, stage in enumerate(stages.stages):
         if not ways.comes_and_goes(at):
@@ -217,9 +216,9 @@ def _stage_s(
         known = _fused(segment, profile, ways, stage.index)
         ratio = 1.0 if known is None else known.ratio
         seconds[KINDS.index(kind)] = _segment_s(graph, segment, profile, ratio)
-    update_s = profile.update_s + updated * profile.update_s_per_byte
+    update_s = profile.update.update_s + updated * profile.update.update_s_per_byte
     if len(versions) > stage.index and versions[stage.index] > 1:
-        update_s += _version_bytes(graph, stage) * profile.copy_s_per_byte
+        update_s += _version_bytes(graph, stage) * profile.copying.copy_s_per_byte
     seconds[KINDS.index("U")] = update_s
     if ways.together > 1:
         _put_joint_s(seconds, graph, stage, profile, ways.together)
@@ -252,7 +251,7 @@ def _put_joint_s(
     joint = joint_of(graph, stage.weight_gradient, together)
     each_s, once_s = (_segment_s(graph, segment, profile) for segment in (joint.each, joint.once))
     copied = sum(together * graph.nodes[value].size_bytes for value, _ in joint.along)
-    weights_s = together * each_s + once_s + copied * profile.copy_s_per_byte
+    weights_s = together * each_s + once_s + copied * profile.copying.copy_s_per_byte
     seconds[KINDS.index("W")] = weights_s
     seconds[KINDS.index("B")] = weights_s + together * seconds[KINDS.index("I")]
 
@@ -289,7 +288,7 @@ def _copied_tensors(graph: Graph, stages: Stages, profile: Profile) -> NDArray[n
 
     Of the state, as many for a parameter as are as large as it.
     """
-    each = math.ceil(profile.state_bytes_per_byte)
+    each = math.ceil(profile.update.state_bytes_per_byte)
     rows = [
         (
             len(moved(graph, stages, stage.index)),
@@ -555,17 +554,20 @@ def _update_bytes(graph: Graph, stage: Stage, profile: Profile, parts: int) -> i
     updated = trained_bytes(graph, stage, reached=True) / parts
     sizes = _in_order(graph, stage, profile)
     pairs = list(itertools.pairwise([0, *sizes]))
-    if parts > 1 or not profile.update_order:
+    if parts > 1 or not profile.update.update_order:
         largest, second, *_ = *sorted(sizes, reverse=True), 0, 0
         pairs = [(min(updated - min(updated, largest), second), min(updated, largest))]
-    first, then = profile.update_workspace_of_largest, profile.update_workspace_of_second
+    first, then = (
+        profile.update.update_workspace_of_largest,
+        profile.update.update_workspace_of_second,
+    )
     held = max((own * first + before * then for before, own in pairs), default=0.0)
-    return int(updated * profile.update_workspace_per_byte + held)
+    return int(updated * profile.update.update_workspace_per_byte + held)
 
 
 def _in_order(graph: Graph, stage: Stage, profile: Profile) -> list[int]:
     """Return the bytes of the parameters that are updated, in the order of the optimizer."""
-    place = {name: at for at, name in enumerate(profile.update_order)}
+    place = {name: at for at, name in enumerate(profile.update.update_order)}
     reached = [
         p for p in _trained(graph, stage) if graph.gradients[graph.nodes[p].name] is not None
     ]
@@ -602,7 +604,7 @@ def _held_bytes(
 
 def state_bytes(graph: Graph, stage: Stage, profile: Profile) -> float:
     """Return the bytes of the state of a stage's optimizer, but for its numbers."""
-    return profile.state_bytes_per_byte * trained_bytes(graph, stage, reached=True)
+    return profile.update.state_bytes_per_byte * trained_bytes(graph, stage, reached=True)
 
 
 def _number_bytes(graph: Graph, stage: Stage, profile: Profile) -> float:
@@ -611,7 +613,7 @@ def _number_bytes(graph: Graph, stage: Stage, profile: Profile) -> float:
     Ignores:  that a rank with a part of the stage has them of fewer parameters.
     """
     names = {graph.nodes[p].name for p in stage.parameters}
-    return profile.state_bytes_per_tensor * sum(
+    return profile.update.state_bytes_per_tensor * sum(
         graph.gradients.get(name) is not None for name in names
     )
 
