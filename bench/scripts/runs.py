@@ -49,6 +49,7 @@ _CHANGED = (
     "is not what the plain loop makes of it",
     "beginning anew",
 )
+_ERROR = re.compile(r"^error:", re.MULTILINE)
 _UNCLEAN = re.compile(r"(error|failed): ([A-Z]\w*(Error|Exception)\b)")
 
 
@@ -275,8 +276,9 @@ def with_details(lines: Sequence[str], number: int) -> str:
 
 
 def is_refusal(ran: Ran) -> bool:
-    """Return whether a command ended with an error in words."""
-    return ran.code not in (0, None) and "error:" in ran.errors and "Traceback" not in ran.errors
+    """Return whether a command ended with an error in words: what torch logs before is none."""
+    last = ran.errors.rpartition("Traceback")[2]
+    return ran.code not in (0, None) and _ERROR.search(last) is not None
 
 
 def is_bfloat16(script: Script) -> bool:

@@ -683,6 +683,21 @@ def checkpoints_traced(*, as_calls: bool = False) -> Generator[None]:
             setattr(module, name, value)
 
 
+@contextmanager
+def distributions_unchecked() -> Generator[None]:
+    """Let objects of `torch.distributions` not look at the values that they are given.
+
+    A trace has none; whose own argument is `validate_args=True` asks for it, and does look.
+    """
+    kind: Any = torch.distributions.Distribution
+    before = kind._validate_args
+    kind.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        kind.set_default_validate_args(before)
+
+
 class _Reentrant:
     """Takes the place of the autograd function of the old kind of checkpoint."""
 

@@ -1,13 +1,22 @@
 """Direct: every entry, and every op of every model here, dispatches what the trace says."""
 
+import itertools
+from typing import Any
+
 import pytest
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
+from torch._subclasses import FakeTensorMode
+from torch.nn import functional as F
+from torch.optim import SGD
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from penstock.graph.code import callable_of
-from penstock.graph.direct import DIRECT, aten
+from penstock.graph.code import callable_of, function_of
+from penstock.graph.cut import cut
+from penstock.graph.direct import DIRECT, LAID_OTHERWISE, aten, laid, order_of, viewed
 from penstock.graph.trace import capture
+from penstock.job import Job
+from penstock.profile.measure import inputs_of
 from tests.graph.zoo import JOBS
 
 X, Y, B = torch.rand(4, 4) + 0.5, torch.rand(4, 4), torch.rand(2, 3, 3)
@@ -118,3 +127,99 @@ def _layout(value):
     if isinstance(value, Tensor):
         return value.shape, value.stride(), value.dtype
     return [_layout(item) for item in value]
+
+
+def test_view_of_what_lies_otherwise_than_traced_is_a_copy():
+    turned = torch.arange(6).reshape(2, 3).t()
+    assert viewed(turned, [6]).tolist() == turned.reshape(6).tolist()
+    assert viewed(X, [16]).data_ptr() == X.data_ptr()
+    with pytest.raises(RuntimeError):
+        viewed(X, [17])
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_tensor_is_laid_in_any_order(order):
+    dense = torch.arange(24).reshape(2, 3, 4)
+    there = laid(dense, order)
+    assert torch.equal(there, dense)
+    assert order_of(there) == list(order)
+    assert laid(there, order).data_ptr() == there.data_ptr()
+
+
+def calls_of(op: Any, gradient: Tensor, x: Tensor) -> Any:
+    """Call an op of a gradient, which may lie otherwise than what it is of."""
+    more = {
+        aten.elu_backward.default: (1, 1, 1, False, x),
+        aten.hardtanh_backward.default: (x, -1, 1),
+        aten.softplus_backward.default: (x, 1, 20),
+        aten.mse_loss_backward.default: (x, gradient, 1),
+        aten.smooth_l1_loss_backward.default: (x, gradient, 1, 1.0),
+        aten.huber_loss_backward.default: (x, gradient, 1, 1.0),
+        aten.binary_cross_entropy_backward.default: (x.sigmoid(), gradient.sigmoid(), None, 1),
+    }
+    first = gradient.sum() if "loss" in str(op) else gradient
+    return op(first, *more.get(op, (x,)))
+
+
+@pytest.mark.parametrize("op", LAID_OTHERWISE, ids=str)
+def test_each_of_them_lies_otherwise_than_its_fake_result(op):
+    x = torch.rand(2, 6, 4, 4).to(memory_format=torch.channels_last)
+    gradient = torch.rand(2, 6, 4, 4)
+    real = calls_of(op, gradient, x)
+    with FakeTensorMode() as mode:
+        fake = calls_of(op, mode.from_tensor(gradient), mode.from_tensor(x))
+    assert real.stride() != fake.stride()
+    assert laid(real, order_of(fake)).stride() == fake.stride()
+
+
+NETS = {
+    "hardswish": lambda: [nn.Conv2d(3, 6, 3), nn.GroupNorm(2, 6), nn.Hardswish()],
+    "hardsigmoid": lambda: [nn.Conv2d(3, 6, 3), nn.GroupNorm(3, 6), nn.Hardsigmoid()],
+    "relu6": lambda: [nn.Conv2d(3, 6, 3), nn.GroupNorm(6, 6), nn.ReLU6()],
+    "elu": lambda: [nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ELU()],
+    "softplus": lambda: [nn.Conv2d(3, 6, 3), nn.InstanceNorm2d(6), nn.Softplus()],
+}
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_step_of_channels_last_has_the_gradients_of_autograd(name):
+    def model() -> nn.Module:
+        net = nn.Sequential(*NETS[name](), nn.Flatten(), nn.Linear(216, 3))
+        return net.to(memory_format=torch.channels_last)
+
+    def loss(net: nn.Module, x: Tensor) -> Tensor:
+        return net(x.to(memory_format=torch.channels_last)).square().mean()
+
+    x = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    job = Job(model=model, loss=loss, data=lambda start: iter([x]), optimizer=SGD)
+    compare(job, x)
+
+
+@pytest.mark.parametrize("of", [F.mse_loss, F.smooth_l1_loss, F.huber_loss])
+def test_step_of_a_turned_output_has_the_gradients_of_autograd(of):
+    def loss(net: nn.Module, x: Tensor) -> Tensor:
+        return of(net(x).transpose(1, 2), x.transpose(1, 2).contiguous())
+
+    x = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(1))
+    compare(
+        Job(model=lambda: nn.Linear(4, 4), loss=loss, data=lambda _: iter([x]), optimizer=SGD), x
+    )
+
+
+def compare(job: Job, x: Tensor) -> None:
+    """Compare the gradients of a traced step with those that autograd gives."""
+    traced = capture(job)
+    (stage,) = cut(traced.graph).stages
+    forward, backward = function_of(stage.forward, traced), function_of(stage.backward, traced)
+    values = inputs_of(traced, job)
+    with torch.no_grad():
+        given = [values[at] for at in (*forward.statics, *forward.leaves)]
+        made = dict(zip(forward.outputs, forward.run(given, 1), strict=True))
+        given = [values[at] for at in (*backward.statics, *backward.leaves)]
+        given += [made[at] for at in backward.values]
+        made = dict(zip(backward.outputs, backward.run(given, 1), strict=True))
+    torch.manual_seed(job.seed)
+    model = job.model()
+    job.loss(model, x).backward()
+    for key, weight in model.named_parameters():
+        torch.testing.assert_close(made[traced.graph.gradients[key]], weight.grad)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pack_padded_sequence
 
 from penstock.errors import GraphError
 from penstock.graph.trace import capture
@@ -197,3 +198,53 @@ def test_one_kept_tensor_that_cannot_be_computed_leaves_others_theirs() -> None:
     KEPT.clear()
     capture(job_that(keeps_a_wrong_one))
     assert torch.equal(KEPT["both"][1], (torch.arange(D) + 1.0) * 2)
+
+
+def normal(net: Net, x: Tensor) -> Tensor:
+    of = torch.distributions.Normal(x, F.softplus(x) + 0.1)
+    return of.log_prob(net.angles.expand_as(x)) + of.entropy()
+
+
+def categorical(net: Net, x: Tensor) -> Tensor:
+    of = torch.distributions.Categorical(logits=x)
+    return x * of.log_prob(torch.zeros(x.shape[:-1])).unsqueeze(-1) - of.entropy().unsqueeze(-1)
+
+
+def divergence(net: Net, x: Tensor) -> Tensor:
+    prior = torch.distributions.Normal(torch.zeros(D), torch.ones(D))
+    return torch.distributions.kl_divergence(torch.distributions.Normal(x, x.exp()), prior)
+
+
+@pytest.mark.parametrize("then", [normal, categorical, divergence])
+def test_distributions_do_not_look_at_values_while_a_step_is_traced(then) -> None:
+    job = job_that(then)
+    assert_equals_eager(job)
+    with pytest.raises(ValueError, match="Expected parameter scale"):
+        torch.distributions.Normal(torch.zeros(2), -torch.ones(2))
+
+
+def test_distribution_that_asks_to_look_is_not_traced() -> None:
+    def then(_: Net, x: Tensor) -> Tensor:
+        of = torch.distributions.Normal(x, x.exp(), validate_args=True)
+        return of.log_prob(torch.zeros(D))
+
+    with pytest.raises(GraphError, match="cannot be traced"):
+        capture(job_that(then))
+
+
+class Packed(nn.Module):
+    """Rows of many lengths, packed for a recurrent layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.gru = nn.Linear(D, D), nn.GRU(1, 4, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        lengths = x.detach().argmax(1) + 1
+        rows = pack_padded_sequence(self.linear(x)[..., None], lengths, True, False)
+        return self.gru(rows)[1][0]
+
+
+def test_length_that_only_data_knows_is_no_constant() -> None:
+    with pytest.raises(GraphError, match="cannot be traced"):
+        capture(job_of(Packed, vectors))

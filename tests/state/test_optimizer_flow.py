@@ -155,3 +155,73 @@ def test_an_optimizer_around_another_has_hooks_as_any() -> None:
     whole.optimizer.step()
     assert calls == [1]
     assert _compat.pre_hooks(whole.optimizer) == []
+
+
+class CellsOfSteps(SGD):
+    """Keeps what it has computed for a step in a list of its groups, as AdaBelief does."""
+
+    def __init__(self, weights, lr):
+        self.cells = [None, None]
+        super().__init__(weights, lr)
+        self.param_groups[0]["cells"], self.count = self.cells, 0
+
+    def step(self, closure=None):
+        self.count += 1
+        for group in self.param_groups:
+            if group.get("cells", self.cells)[self.count % 2] != self.count:
+                group.get("cells", self.cells)[self.count % 2] = self.count
+        super().step(closure)
+
+
+class ListOfSteps(SGD):
+    """Notes each step."""
+
+    def __init__(self, weights, lr):
+        super().__init__(weights, lr)
+        self.steps = []
+
+    def step(self, closure=None):
+        self.steps.append(len(self.steps))
+        super().step(closure)
+
+
+class DictOfSteps(ListOfSteps):
+    def __init__(self, weights, lr):
+        super().__init__(weights, lr)
+        self.steps = {}
+
+    def step(self, closure=None):
+        self.steps[len(self.steps)] = 1
+        SGD.step(self, closure)
+
+
+class CountsSteps(ListOfSteps):
+    def __init__(self, weights, lr):
+        super().__init__(weights, lr)
+        self.steps = 0
+
+    def step(self, closure=None):
+        self.steps += 1
+        SGD.step(self, closure)
+
+
+class KeepsAnObject(CountsSteps):
+    """No checkpoint could have it, whole or in parts."""
+
+    def step(self, closure=None):
+        self.kept = object
+        super().step(closure)
+
+
+@pytest.mark.parametrize(("kind", "name"), [(CellsOfSteps, "cells"), (ListOfSteps, "steps")])
+def test_list_that_no_part_has_all_of_keeps_the_optimizer_whole(kind, name):
+    assert re.fullmatch(rf"its {name}, a list, changes, and no part has all of it", reason(kind))
+
+
+def test_dict_that_no_part_has_all_of_keeps_the_optimizer_whole():
+    assert reason(DictOfSteps) == "its steps, a dict, changes, and no part has all of it"
+
+
+@pytest.mark.parametrize("kind", [CountsSteps, KeepsAnObject])
+def test_what_parts_keep_as_the_whole_does_may_be_divided(kind):
+    assert reason(kind) is None

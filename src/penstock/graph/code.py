@@ -19,7 +19,7 @@ from torch import Tensor, fx
 from penstock import _compat
 from penstock.device import here
 from penstock.graph.by_rows import LOSS_BACKWARD, loss_backward
-from penstock.graph.direct import DIRECT
+from penstock.graph.direct import DIRECT, LAID_OTHERWISE, laid, order_of
 from penstock.graph.functional import HIDDEN_MUTATIONS
 from penstock.graph.stages import Segment
 from penstock.graph.tensor.collect_op import COLLECT, rank_args
@@ -194,7 +194,10 @@ class _Writer:
             args[3] = args[4] = None  # a repeated batch norm leaves the running statistics alone
         parts = [self._text(arg) for arg in args]
         parts += [f"{key}={self._text(value)}" for key, value in node.kwargs.items()]
-        return f"{target}({', '.join(parts)})"
+        call = f"{target}({', '.join(parts)})"
+        if node.target in LAID_OTHERWISE:
+            return f"{self._name('_laid', laid)}({call}, {order_of(node.meta['val'])})"
+        return call
 
     def _text(self, value: Any) -> str:
         if isinstance(value, fx.Node):

@@ -186,10 +186,10 @@ def capture(job: Job) -> Capture:
               what a run would lose.
     """
     try:
-        with _compat.checkpoints_traced():
+        with _compat.checkpoints_traced(), _compat.distributions_unchecked():
             return _traced(job)
     except RedrawnError:  # a block that draws what it drew before: the same as one that is kept
-        with _compat.checkpoints_traced(as_calls=True):
+        with _compat.checkpoints_traced(as_calls=True), _compat.distributions_unchecked():
             return _traced(job)
 
 

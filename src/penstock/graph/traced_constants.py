@@ -317,7 +317,7 @@ class _Recipes:
 
     def _check(self, node: fx.Node, most: int) -> None:
         value, root = node.meta.get("val"), self.root[node]
-        is_large = isinstance(value, Tensor) and value.numel() > _MOST
+        is_large = isinstance(value, Tensor) and not _is_small(value)
         is_written = most < _MOVING and root.op == "placeholder" and root in self.writers
         levels = {self.follows[node], self.follows[root]}
         beside = most == _BATCH and _FIXED in levels
@@ -365,6 +365,12 @@ class _Recipes:
                     written += [self.root[one]] if argument.alias_info.is_write else []
         statistics = node.args[3:5] if mutates(node) else ()
         return written + [self.root[one] for one in statistics if isinstance(one, fx.Node)]
+
+
+def _is_small(value: Tensor) -> bool:
+    """Return whether a traced value is known to have few elements; its sizes may be data's."""
+    is_known = not any(isinstance(size, torch.SymInt) for size in value.shape)
+    return is_known and value.numel() <= _MOST
 
 
 def _after(node: fx.Node) -> Iterator[fx.Node]:

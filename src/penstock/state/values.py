@@ -81,6 +81,12 @@ def _state_dict(value: Any) -> Any:
     return value.state_dict()
 
 
+def lost_kind(kept: object) -> str:
+    """Return the type of what could not be saved, of what is kept in its place; else nothing."""
+    noted: dict[str, Any] = {**kept} if isinstance(kept, dict) else {}
+    return str(noted.get("lost", ""))
+
+
 def take_value(place: str, tensors: Mapping[str, Tensor], plain: Mapping[str, object]) -> Any:
     if place in tensors:
         return tensors[place].clone()

@@ -90,7 +90,9 @@ def _try_divided(trial: "_Trial") -> str | None:
         parts = trial.divided()
     except Exception as problem:  # noqa: BLE001 - whatever the job's code raises for a part
         return where(problem, "it fails on a part of the model")
-    return None if parts == whole else trial.words(whole, parts, "depends on other parameters")
+    if parts != whole:
+        return trial.words(whole, parts, "depends on other parameters")
+    return trial.unkept()
 
 
 def _try_made_again(trial: "_Trial") -> str | None:
@@ -110,7 +112,7 @@ def _try_lent(trial: "_Trial") -> str | None:
             return where(problem, "it fails on a part of the model")
         if parts != whole:
             return trial.words(whole, parts, "depends on other parameters")
-    return None
+    return trial.unkept()
 
 
 def _partitions(names: Sequence[str]) -> Iterator[tuple[list[set[str]], bool]]:
@@ -161,6 +163,7 @@ class _Trial:
         self.steps = (_MANY if self.size < _SMALL else _FEW) + 1
         self.named = snapshot(job)  # of what a hook may move beside
         self.attributes = _attributes(newest)  # that parameters have, before a step sets others
+        self.lost: list[dict[str, str]] = []  # by the runs: what could not be saved, and its kind
 
     def gradients(self, step: int) -> dict[str, Tensor]:
         """Return gradients of norm 0.1, then 100, then one of both for each second parameter, by
@@ -181,6 +184,7 @@ class _Trial:
         """Return what the very optimizer does, on loan."""
         put_back(self.job, self.named)
         updates, values = self._on_loan(self._values())
+        self.lost.clear()
         return self._run([updates], values, range(self.steps))
 
     def mixed(self) -> str | None:
@@ -348,7 +352,14 @@ class _Trial:
                 break
             held = [(one.optimizer, one.parameters) for one in updates]
             found.append(_digests(values, held) | self._named())
+        self.lost.append({name: kind for one in updates for name, kind in one.lost().items()})
         return found
+
+    def unkept(self) -> str | None:
+        """Return what the parts of the last run could not save, though the whole could, if any."""
+        whole, parts = self.lost[0], self.lost[-1]
+        unkept = next(iter(parts.keys() - whole.keys()), None)
+        return unkept and f"its {unkept}, a {parts[unkept]}, changes, and no part has all of it"
 
     def _failure(self, step: int, problem: Exception) -> dict[str, bytes]:
         """Return what stands for a step that fails.

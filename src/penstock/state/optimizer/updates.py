@@ -26,6 +26,7 @@ from penstock.job import Job
 from penstock.state.optimizer.clearing import Clearing, has_own_zero_grad
 from penstock.state.optimizer.rates import JobScheduler, Rates
 from penstock.state.optimizer_state import ExtraState, nested, put_state, take_state, tensors_in
+from penstock.state.values import lost_kind
 
 SEED = 0x6A09E667  # added to the job's: an optimizer draws other numbers than the model
 NONE: Mapping[str, int] = {}  # no parts
@@ -202,6 +203,14 @@ class Updates:
             self.own.put(self.rates.changed(), tensors, plain)
         if self.clearing is not None:
             self.clearing.put(tensors)
+
+    def lost(self) -> dict[str, str]:
+        """Return what belongs to no parameter and no checkpoint could keep: its kind, by name."""
+        plain = dict[str, object]()
+        if self.own is not None:
+            self.own.put(self.rates.changed(), {}, plain)
+        kinds = {place.rpartition("/")[2]: lost_kind(value) for place, value in plain.items()}
+        return {name: kind for name, kind in kinds.items() if kind}
 
     def put_of(
         self, names: AbstractSet[str], tensors: dict[str, Tensor], plain: dict[str, object]
