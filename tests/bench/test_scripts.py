@@ -209,3 +209,21 @@ def test_a_small_difference_is_rounding_where_moved_weights_make_as_much(tmp_pat
     assert bench.is_rounding(most / 2, script, 3, loop)
     assert not bench.is_rounding(most * 1.01, script, 3, loop)
     assert not bench.is_rounding(1.0, script, 3, loop)
+
+
+LOGGED = "Traceback (most recent call last):\n  File x.py, line 1\nRuntimeError: logged\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "is_refused"),
+    [
+        (1, "error: the job is refused\nhint: mend it\n", True),
+        (1, f"W0101 torch: {LOGGED}error: the job is refused\nhint: mend it\n", True),
+        (1, f"error: the job is refused\n{LOGGED}", False),
+        (1, f"{LOGGED}said error: of no command\n", False),
+        (0, "error: the job is refused\n", False),
+        (None, "error: the job is refused\n", False),
+    ],
+)
+def test_refusal_is_a_command_that_ends_with_an_error_in_words(code, said, is_refused) -> None:
+    assert runs.is_refusal(runs.Ran(code, said)) is is_refused

@@ -389,9 +389,10 @@ def dict_with_a_batch_size() -> ps.Job:
             x = torch.randn(4, 8, generator=gen(k))
             yield TensorDictLike({"x": x, "y": x.sin()})
 
-    return job(
-        data, lambda m, b: F.mse_loss(m(b.to("cpu").x), b.y) * b.batch_size / 4, micro_batches=4
-    )
+    def loss(m, b):
+        return F.mse_loss(m(b.to("cpu").x), b.y) * b.batch_size / 4
+
+    return job(deep, loss, data)
 
 
 def pairs(start):

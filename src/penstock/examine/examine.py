@@ -233,5 +233,8 @@ def _asked(job: Job, *, check: bool) -> Examined:
     return replace(found, laws=laws, no_plan=no_plan, mend=mend, begins=data.begins)
 
 
-_ONE_KIND = "let `data` pad to one shape, or to a few (ps.bucketed); yield numbers as tensors"
+_ONE_KIND = (
+    "let `data` drop a short last batch (drop_last=True) or pad to one shape, or to a few "
+    "(ps.bucketed); yield numbers as tensors"
+)
 _ITS_OWN = "create what it remembers, and what it draws from, where the optimizer is made"

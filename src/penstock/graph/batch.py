@@ -94,7 +94,7 @@ class BatchKey:
         return leaves
 
     def _misfit(self, found: Sequence[LeafKey], spec: Any) -> BatchMisfitError:
-        hint = "let `data` yield micro-batches of one shape (drop or pad the last one)"
+        hint = "let `data` yield micro-batches of one shape (drop_last=True, or pad the last one)"
         if spec != self.spec:
             message = f"this batch is {spec}; the step was traced for {self.spec}"
             return BatchMisfitError(message, hint="let `data` yield batches of one structure")

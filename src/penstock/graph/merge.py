@@ -208,7 +208,7 @@ def _join(parts: list[Any]) -> Any:
     return rebuilt([_joined(row) for row in zip(*leaves, strict=True)], specs[0])
 
 
-_ONE_SHAPE = "let `data` yield micro-batches of one shape (drop or pad the last one)"
+_ONE_SHAPE = "let `data` yield micro-batches of one shape (drop_last=True, or pad the last one)"
 
 
 def _joined(leaves: tuple[Any, ...]) -> Any:
