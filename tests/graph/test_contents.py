@@ -14,6 +14,7 @@ from transformers import BatchEncoding
 
 from penstock.graph.batch import key_of
 from penstock.graph.contents import as_tensor, flatten, mapped, own, owned, rebuilt
+from penstock.graph.unread import UnlikeValues
 
 CPU = torch.device("cpu")
 
@@ -210,6 +211,7 @@ def linked(how: Any) -> Any:
         linked(weakref.proxy),
         torch.nn.Linear(2, 2),
         torch.utils.data.TensorDataset(torch.ones(2)),
+        UnlikeValues([torch.ones(2), 1]),
     ],
     ids=[
         "numbers",
@@ -220,6 +222,7 @@ def linked(how: Any) -> Any:
         "a proxy",
         "a module",
         "data",
+        "ours",
     ],
 )
 def test_object_that_is_not_only_values_is_left_alone(thing):

@@ -65,7 +65,7 @@ def test_micro_batch_of_another_length_is_named():
     job = ps.Job(torch.nn.Identity, lambda m, b: b.sum(), data, lambda w: w, micro_batches=2)
     with pytest.raises(GraphError, match=r"float32\[2, 4\] and float32\[2, 5\]") as found:
         next(iter(merged(job, 2).data(0)))
-    assert "drop or pad" in found.value.hint
+    assert "drop_last=True, or pad" in found.value.hint
 
 
 def _rows(**more):
@@ -119,7 +119,7 @@ def test_micro_batch_is_read_once_for_its_parts_and_must_be_of_one_shape():
     assert read_so_far == [1, 2]
     with pytest.raises(GraphError, match=r"float32\[6, 2\]") as found:
         next(batches)
-    assert "drop or pad" in found.value.hint
+    assert "drop_last=True, or pad" in found.value.hint
 
 
 def test_divided_data_begins_later_by_whole_micro_batches():
