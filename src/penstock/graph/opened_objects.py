@@ -27,7 +27,7 @@ def is_opened_object(node: Any) -> bool:
 
 
 def held_by(node: object) -> dict[str, Any]:
-    """Return what an object holds, by name: in slots, then in its dict."""
+    """Return the values that an object holds, by name: in slots, then in its dict."""
     held = dict[str, Any]()
     for slot in _slots(type(node)):
         with suppress(AttributeError):  # nothing was put there
