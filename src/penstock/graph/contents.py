@@ -266,7 +266,7 @@ def _filled(node: Any, names: tuple[Any, ...], values: list[Any]) -> Any:
     given = list(zip(names, values, strict=True))
     for name, value in given:
         if type(name) is Attribute:
-            object.__setattr__(node, name.name, value)
+            _set(node, name.name, value)
     pairs = [pair for pair in given if type(pair[0]) is not Attribute]
     if _is_a(node, UserDict):
         node.data = dict(pairs)
@@ -276,5 +276,9 @@ def _filled(node: Any, names: tuple[Any, ...], values: list[Any]) -> Any:
             setter(node, name, value)
     else:
         for name, value in pairs:
-            object.__setattr__(node, name, value)
+            _set(node, name, value)
     return node
+
+
+def _set(node: Any, name: str, value: Any) -> None:
+    object.__setattr__(node, name, value)
