@@ -168,7 +168,7 @@ class Told(runs.Bench):
 
     def run(self, work) -> runs.Ran:
         code = work()
-        return runs.Ran(code, "error: no plan\n" if code == 1 else "Traceback\nerror: x")
+        return runs.Ran(code, "error: no plan\n" if code == 1 else "error: x\nTraceback")
 
 
 def rows(bench: runs.Bench, *names: str) -> list[Row]:
