@@ -153,7 +153,7 @@ def test_plan_for_hosts_in_another_order_runs_where_it_says(
     assert kept.place.hosts == ("b", "a")
     assert [_plan_rank(UNLIKE, kept, rank) for rank in (0, 1)] == [1, 0]
     assert [host.name for host in Cluster.load(folder / "cluster.toml").hosts] == ["b", "a"]
-    kinds = [(each.kind, each.how) for each in load_profiles(folder / "profile.json")]
+    kinds = [(each.kind, each.basis.how) for each in load_profiles(folder / "profile.json")]
     assert kinds == [("big", "measured"), ("small", "measured")]
     peaks = json.loads((folder / "summary.json").read_text())
     for name in ("peak_bytes_predicted", "peak_bytes_measured"):
