@@ -1,11 +1,13 @@
 """Plain values become records by the types of their fields, or the place of the misfit is told."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal, NamedTuple
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from penstock.typed import MisfitError, Number, typed
+from penstock.typed import MisfitError, Number, typed, typed_flat
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,3 +118,40 @@ def test_a_number_is_one_that_fits_32_bits(value):
     assert typed(Number, value) == value
     with pytest.raises(MisfitError, match=r"not a whole number of at most 32 bits"):
         typed(Number, value + (1 if value > 0 else -1))
+
+
+@dataclass(frozen=True)
+class Size:
+    width: int
+    height: float = 1.0
+
+
+@dataclass(frozen=True)
+class Drawn:
+    name: str
+    at: Point
+    size: Size
+    filled: bool = False
+
+
+@given(st.builds(Drawn, st.text(), st.builds(Point), st.builds(Size), st.booleans()), st.data())
+def test_records_of_a_record_stand_flat(drawn, data):
+    flat = {"name": drawn.name, "filled": drawn.filled, **asdict(drawn.at), **asdict(drawn.size)}
+    names = data.draw(st.permutations(list(flat)))
+    assert typed_flat(Drawn, {name: flat[name] for name in names}, "at", "size") == drawn
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"width": "wide"}, "width is 'wide'"),
+        ({"depth": 1}, "depth is 1, not a field that is known"),
+        ({"at": {"x": 1}}, "at is .*, not a field that is known"),
+        ({"name": 3}, "name is 3"),
+    ],
+)
+def test_a_misfit_of_a_flat_record_is_told_by_its_own_name(changed, said):
+    with pytest.raises(MisfitError, match=said):
+        typed_flat(Drawn, {"name": "a", "x": 1, "width": 2, **changed}, "at", "size")
+    with pytest.raises(MisfitError, match="x is missing"):
+        typed_flat(Drawn, {"name": "a", "width": 2}, "at", "size")
