@@ -4076,6 +4076,14 @@ BREAKS = (
         "JSON with an infinity in it, which no other reader takes",
     ),
     Break(
+        "steps_that_are_alike_are_told_apart",
+        "timeline/bottleneck.py",
+        "    if short_s > (1 - _UNLIKE) * step_s:",
+        "    if short_s > step_s:",
+        ("tests/test_breakdown.py",),
+        "any run seems held up by others",
+    ),
+    Break(
         "fields_of_the_wrong_record",
         "typed.py",
         "        (parts[of[name]] if name in of else rest)[name] = each",

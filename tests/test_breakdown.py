@@ -389,6 +389,25 @@ def test_cause_that_costs_most_beyond_the_prediction_is_named(ranks, links, caus
     assert json.loads(json.dumps(found.to_json()))["ranks"] == list(about)
 
 
+@pytest.mark.parametrize(
+    ("steps_s", "said"),
+    [
+        ([4.0] * 15 + [8.0] * 15, "a quarter of the steps takes at most 4.00 s, 1.00 times: other"),
+        ([5.3] * 10 + [6.35] * 20, "a quarter of the steps takes at most 5.30 s, 1.32 times"),
+        ([6.0] * 30, ""),
+        ([5.5] * 10 + [6.25] * 20, ""),  # the mean is 6 s: less than a tenth
+        ([4.0] * 8 + [8.0] * 8, ""),  # too few to tell
+        ([], ""),
+    ],
+)
+def test_what_the_shorter_steps_take_is_told_where_they_are_unlike(steps_s, said):
+    slow = broken(more(F=2.0), more(F=2.0))  # 6 s
+    evidence = bottleneck(slow, broken(PLAN, PLAN), steps_s).evidence
+    assert ("a quarter of the steps" in evidence) is bool(said)
+    assert said in evidence
+    assert "quarter of the steps" not in bottleneck(slow, None, steps_s).evidence
+
+
 def test_flag_is_a_quarter_beyond_the_prediction_and_a_cause_a_tenth_of_the_step():
     plan, step_s = broken(PLAN, PLAN), 4.0
     for data_s, cause in ((FLAG * step_s, "compute"), (FLAG * step_s + 0.01, "loader")):

@@ -1,5 +1,6 @@
 """Wall: where the wall time of the run went, a bar per rank, and its bottleneck."""
 
+import math
 import statistics
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -93,7 +94,9 @@ def found_in(inputs: Inputs) -> Bottleneck | None:
     """Return the run's bottleneck; None where its wall time is unknown."""
     if inputs.breakdown is None:
         return None
-    return bottleneck(inputs.breakdown, predicted_of(inputs))
+    newest = inputs.steps[-inputs.breakdown.num_steps :]
+    steps_s = [step.seconds for step in newest if math.isfinite(step.seconds)]
+    return bottleneck(inputs.breakdown, predicted_of(inputs), steps_s)
 
 
 def _words(found: Bottleneck) -> tuple[Markup, str]:

@@ -174,7 +174,8 @@ def _compared(
     predicted, measured = choice.plan.predicted if choice else None, outcome.breakdown
     expected = _expected(folder / "predicted.trace.json", measured, predicted)
     expected = with_wait(expected, measured, store)
-    return expected, None if measured is None else bottleneck(measured, expected)
+    steps_s = [step.seconds for step in outcome.steps]
+    return expected, None if measured is None else bottleneck(measured, expected, steps_s)
 
 
 def read_back(folder: Path, outcome: "Outcome", choice: Choice) -> Trained:
