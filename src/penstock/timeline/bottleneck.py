@@ -153,7 +153,7 @@ def bottleneck(
 
 
 def _shortest(steps_s: Sequence[float], step_s: float, predicted_s: float) -> str:
-    """Return what the shorter steps take, in words, where steps are unlike; else ""."""
+    """Return a clause about the shorter steps, where steps are unlike; else ""."""
     if len(steps_s) < _FEW:
         return ""
     short_s = statistics.quantiles(steps_s, n=4)[0]
