@@ -115,7 +115,6 @@ TORCH_FILES = {
     "graph/cast_once.py",
     "graph/traced_constants.py",
     "graph/contents.py",
-    "graph/opened_objects.py",
     "graph/ctc.py",
     "graph/functional.py",
     "graph/rows.py",

@@ -223,3 +223,8 @@ def compare(job: Job, x: Tensor) -> None:
     job.loss(model, x).backward()
     for key, weight in model.named_parameters():
         torch.testing.assert_close(made[traced.graph.gradients[key]], weight.grad)
+
+
+def test_a_number_lies_as_it_lies():
+    number = torch.tensor(2.0)
+    assert laid(number, order_of(number)) is number

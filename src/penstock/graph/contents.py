@@ -1,8 +1,7 @@
 """Contents: the leaves of a micro-batch in any container, as tensors that nothing else writes into.
 
 A batch is a tree: lists, tuples, dicts and all else that torch opens; dataclasses; subclasses of
-dict, UserDict (as BatchEncoding of transformers) and named tuples; objects of somebody's own class
-that hold tensors (opened_objects.py).  Its numpy arrays and numbers
+dict, UserDict (as BatchEncoding of transformers) and named tuples.  Its numpy arrays and numbers
 become tensors of the same dtype where it is read: the loss sees tensors, traced or not.
 """
 
@@ -12,7 +11,7 @@ import threading
 from collections import OrderedDict, UserDict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +19,6 @@ from torch import Tensor
 
 from penstock import _compat
 from penstock.device import of
-from penstock.graph.opened_objects import held_by, is_opened_object, new_object
 from penstock.graph.shared_memory_views import copied_together, overlaps_of
 
 _TUPLE: Any = tuple
@@ -28,15 +26,8 @@ _DICT: Any = dict
 _ORDERED: Any = OrderedDict  # keeps its keys beside those of the dict that it is
 _NUMBERS = {np.dtype(code) for code in "?bBhHiIlLqQefdFD"}  # for which torch has a dtype
 _ALIGNMENT = 64  # bytes; of memory that torch allocates
-_BESIDE = (int, float, bool, str)
 _taught: set[type] = set()  # classes that torch opens because we have taught it
 _teaching = threading.Lock()  # ranks may be threads
-
-
-class Attribute(NamedTuple):
-    """The name of an attribute, where others are keys."""
-
-    name: str
 
 
 def flatten(batch: object) -> tuple[list[Any], Any]:
@@ -50,8 +41,8 @@ def flatten(batch: object) -> tuple[list[Any], Any]:
 def rebuilt(leaves: Sequence[Any], spec: Any) -> Any:
     """Return a batch of these leaves.
 
-    A class made from dict or UserDict then has its items, and of other attributes numbers and
-    text: the rest is of one batch only, so that a trace must not see it.
+    A class made from dict or UserDict then has its items and no other attribute: those are of
+    one batch only, so that a trace must not see them.
     """
     return _compat.pytree.tree_unflatten(list(leaves), spec)
 
@@ -192,9 +183,7 @@ def _is_opened(node: object) -> bool:
         return True
     if _is_dict(node) or (_is_a(node, tuple) and hasattr(node, "_fields")):
         return not _compat.opens(node)
-    if _is_a(node, type, Tensor):
-        return False
-    is_record = dataclasses.is_dataclass(node) or is_opened_object(node)
+    is_record = dataclasses.is_dataclass(node) and not _is_a(node, type, Tensor)
     return is_record and not _compat.opens(node)
 
 
@@ -222,28 +211,12 @@ def _parts(node: Any) -> tuple[list[Any], tuple[Any, ...]]:
     """Return the values that a container holds, and their names."""
     if _is_dict(node):
         items: dict[Any, Any] = dict(_ORDERED.items(node) if _is_a(node, OrderedDict) else node)
-        beside = _attributes_beside(node)
-        names = *items, *map(Attribute, beside)
-        return [*items.values(), *beside.values()], names
+        return list(items.values()), tuple(items)
     if _is_a(node, tuple):
         return list(node), tuple(range(len(node)))
-    held = _fields_of(node) if dataclasses.is_dataclass(node) else held_by(node)
-    return list(held.values()), tuple(held)
-
-
-def _attributes_beside(node: Any) -> dict[str, Any]:
-    """Return the attributes of a dict of somebody's class that are numbers or text, as its size.
-
-    Others are of one batch only, and no trace must see them.
-    """
-    held: dict[str, Any] = getattr(node, "__dict__", {})
-    return {name: value for name, value in held.items() if type(value) in _BESIDE}
-
-
-def _fields_of(node: Any) -> dict[str, Any]:
     names = [field.name for field in dataclasses.fields(node) if hasattr(node, field.name)]
     names += [name for name in getattr(node, "__dict__", ()) if name not in names]
-    return {name: getattr(node, name) for name in names}
+    return [getattr(node, name) for name in names], tuple(names)
 
 
 def _closed(kind: Any, children: Iterable[Any], names: tuple[Any, ...]) -> Any:
@@ -251,7 +224,7 @@ def _closed(kind: Any, children: Iterable[Any], names: tuple[Any, ...]) -> Any:
     values = list(children)
     if issubclass(kind, tuple):
         return _TUPLE.__new__(kind, values)
-    new: Callable[..., Any] = kind.__new__ if issubclass(kind, dict) else new_object
+    new: Callable[..., Any] = kind.__new__ if issubclass(kind, dict) else object.__new__
     return _filled(new(kind), names, values)
 
 
@@ -263,11 +236,7 @@ def _with(node: Any, names: tuple[Any, ...], values: list[Any]) -> Any:
 
 
 def _filled(node: Any, names: tuple[Any, ...], values: list[Any]) -> Any:
-    given = list(zip(names, values, strict=True))
-    for name, value in given:
-        if type(name) is Attribute:
-            _set(node, name.name, value)
-    pairs = [pair for pair in given if type(pair[0]) is not Attribute]
+    pairs = zip(names, values, strict=True)
     if _is_a(node, UserDict):
         node.data = dict(pairs)
     elif _is_a(node, dict):
@@ -276,9 +245,5 @@ def _filled(node: Any, names: tuple[Any, ...], values: list[Any]) -> Any:
             setter(node, name, value)
     else:
         for name, value in pairs:
-            _set(node, name, value)
+            object.__setattr__(node, name, value)
     return node
-
-
-def _set(node: Any, name: str, value: Any) -> None:
-    object.__setattr__(node, name, value)

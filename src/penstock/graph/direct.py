@@ -85,5 +85,7 @@ def order_of(value: Tensor) -> list[int]:
 
 def laid(value: Tensor, order: Sequence[int]) -> Tensor:
     """Return the tensor, dense, with its dims in this order in memory: itself where it is so."""
+    if len(order) < 2:
+        return value
     back = sorted(range(len(order)), key=order.__getitem__)
     return value.permute(*order).contiguous().permute(*back)

@@ -14,6 +14,7 @@ Nothing of the script is run here.  What is none of these is refused with its li
 
 import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, NoReturn, TypeAlias, cast, get_args
 
@@ -308,7 +309,9 @@ class _BodyReader:
         """Return what an expression is before the loop: a name, or the length of what it names."""
         if isinstance(node, ast.Call) and self.scope.of(node.func, self.hidden) is len:
             found = self.scope.of(node.args[0], self.hidden) if node.args else MISSING
-            return len(found) if isinstance(found, Sized) else MISSING
+            with suppress(TypeError):  # a DataLoader has a length that its dataset may not have
+                return len(found) if isinstance(found, Sized) else MISSING
+            return MISSING
         return self.scope.of(node, self.hidden)
 
     def _check_apart(

@@ -174,8 +174,10 @@ def _compared(
     predicted, measured = choice.plan.predicted if choice else None, outcome.breakdown
     expected = _expected(folder / "predicted.trace.json", measured, predicted)
     expected = with_wait(expected, measured, store)
-    steps_s = [step.seconds for step in outcome.steps]
-    return expected, None if measured is None else bottleneck(measured, expected, steps_s)
+    if measured is None:
+        return expected, None
+    steps_s = [step.seconds for step in outcome.steps[-measured.num_steps :]]
+    return expected, bottleneck(measured, expected, steps_s)
 
 
 def read_back(folder: Path, outcome: "Outcome", choice: Choice) -> Trained:
