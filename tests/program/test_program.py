@@ -29,6 +29,7 @@ from penstock.program.program import (
     sound,
 )
 from penstock.program.reductions import Reduction, Sum
+from penstock.program.step_end import StepEnd
 from penstock.schedule import (
     DOUBLE_BUFFERED,
     Action,
@@ -38,6 +39,7 @@ from penstock.schedule import (
     interleaved,
     one_f_one_b,
 )
+from penstock.schedule.grid import InnerAxis
 from tests.program.lowering import lower_schedule
 from tests.program.programs import programs
 
@@ -318,7 +320,7 @@ def test_edge_and_group_print_short():
 
 def test_a_draft_has_to_be_sound_once_it_is_done() -> None:
     program = lower(one_f_one_b(2, 4))
-    draft = drafted(one_f_one_b(2, 4))
+    draft = drafted([one_f_one_b(2, 4)], None, StepEnd(), InnerAxis(), frozenset())
     changed = replace(draft, num_steps=1)
     assert sound(changed) == program
     broken = draft.map_ranks(lambda code: code[::-1])  # backwards before their forwards

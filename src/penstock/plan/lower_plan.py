@@ -83,8 +83,8 @@ def lower_plan(  # long: what a plan says, field by field
             plan.topology,
             plan.served,
         ),
-        axis=plan.place.axis,
-        far=plan.far,
+        plan.place.axis,
+        plan.far,
     )
     if plan.shards or plan.far:  # 5 in docs/architecture.md
         ahead, parts = plan.ahead, plan.place.parts

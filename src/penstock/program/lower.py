@@ -71,24 +71,22 @@ def lower_schedule(
     Raises:   ProgramError: an invalid edge or group; sums for which the order has no place;
               schedules that cannot run side by side.
     """
-    return sound(drafted(schedule, graph, end, replicas=replicas, axis=axis, far=far))
+    many = [schedule] * replicas if isinstance(schedule, Schedule) else list(schedule)
+    return sound(drafted(many, graph, end, axis, far))
 
 
 def drafted(
-    schedule: Schedule | Sequence[Schedule],
-    graph: StageGraph | None = None,
-    end: StepEnd = StepEnd(),  # noqa: B008 - a frozen record
-    *,
-    replicas: int = 1,
-    axis: InnerAxis = InnerAxis(),  # noqa: B008 - a frozen record
-    far: AbstractSet[int] = frozenset(),
+    many: Sequence[Schedule],
+    graph: StageGraph | None,
+    end: StepEnd,
+    axis: InnerAxis,
+    far: AbstractSet[int],
 ) -> Program:
     """Return what `lower_schedule` does, for passes to change before it has to be sound."""
-    many = [schedule] * replicas if isinstance(schedule, Schedule) else list(schedule)
     if len(many) % axis.ranks:
         message = f"{len(many)} replicas cannot divide the ops of stages by {axis.ranks}"
         raise ProgramError(message, hint=f"give a multiple of {axis.ranks} replicas")
-    _check_wishes(many, replicas, end.post_validation)
+    _check_wishes(many, end.post_validation)
     largest = max(many, key=lambda one: one.num_micro_batches)
     backward = bool((largest.orders.kinds != F).any())
     if not (backward and len(many) > 1):  # nobody to agree with
@@ -122,9 +120,9 @@ def _check_graph(graph: StageGraph, num_stages: int) -> None:
     check_tied(graph.tied, num_stages)
 
 
-def _check_wishes(many: Sequence[Schedule], replicas: int, post_validation: bool) -> None:
-    if replicas < 1 or not many:
-        raise ProgramError(f"replicas is {replicas if many else 0}", hint="give 1 or more")
+def _check_wishes(many: Sequence[Schedule], post_validation: bool) -> None:
+    if not many:
+        raise ProgramError("replicas is 0", hint="give 1 or more")
     first = many[0]
     for at, other in enumerate(many):
         if other is not first and _sizes(other) != _sizes(first):

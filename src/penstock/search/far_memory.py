@@ -62,9 +62,8 @@ def with_far(
     if field.objective == "memory" or not field.effort.rescues:
         return
     judge, limit = field.judge, float("inf")
-    if not all(
-        profile.copying.far_s_per_byte for profile in judge.profiles
-    ):  # nobody knows what it takes
+    copying = (profile.copying for profile in judge.profiles)
+    if not all(each.far_s_per_byte for each in copying):  # nobody knows what it takes
         return
     usable = [c.score(field.objective)[0] for c in field.simulated if not c.refused]
     limit = min(usable, default=limit)
