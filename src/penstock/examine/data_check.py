@@ -26,10 +26,11 @@ from penstock.batches.how import own_random
 from penstock.batches.reads import started
 from penstock.device import here
 from penstock.errors import JobError, PenstockError
+from penstock.examine.kept_containers import MEND, WRITTEN, writes_kept_containers
 from penstock.examine.queries import text_of
 from penstock.examine.surroundings import NOTES, NUMBER, noting
 from penstock.graph.code import SeededRandom, micro_batch_seed
-from penstock.graph.contents import flatten, own, seen
+from penstock.graph.contents import flatten, mapped, own, seen
 from penstock.graph.functional import where
 from penstock.graph.shared_memory_views import overlaps_of
 from penstock.graph.trace import build_model, loss_of
@@ -147,7 +148,7 @@ class _Seen:
     starts:   offsets at which iterators were begun, as far as was looked.
     begun:    digest of what the last of these began with, if it differed; "" for nothing.
     drawn:    whose generators are drawn from without being seeded.
-    written:  whether the loss writes into memory that the data yields again.
+    written:  that the loss writes into what the data yields again; "" if it does not.
     """
 
     digests: list[str]
@@ -156,7 +157,7 @@ class _Seen:
     starts: list[int]
     begun: str | None
     drawn: list[str]
-    written: bool
+    written: str
 
 
 def _look(job: Job, per_step: int, first: int, writes_batch: bool | None, beat: Beat) -> _Seen:
@@ -174,7 +175,11 @@ def _look(job: Job, per_step: int, first: int, writes_batch: bool | None, beat: 
             begun = found
             break
     drawn = _drawn_from(job, first, digests[:2], beat)
-    written = writes_batch is not False and _is_written(job, first, digests, reuses=reuses)
+    written = ""
+    if writes_batch is not False and _is_written(job, first, digests, reuses=reuses):
+        written = _WRITTEN
+    elif writes_kept_containers(job, first, left):
+        written = WRITTEN
     return _Seen(digests, reuses, again, starts, begun, drawn, written)
 
 
@@ -191,6 +196,7 @@ def _is_written(job: Job, first: int, digests: Sequence[str], *, reuses: bool) -
     for number, batch in enumerate(itertools.islice(started(job.data, first), len(row)), first):
         found.append(digest_of(flatten(batch)[0]))
         taken = seen(batch, device) if can_fork() else own(batch, device)
+        taken = mapped(taken, lambda leaf: leaf)  # its containers are for `writes_kept_containers`
         try:
             with SeededRandom(micro_batch_seed(job.seed, number)):
                 without_gradients(partial(loss_of, job, model, taken))
@@ -302,7 +308,8 @@ def _words(seen: _Seen, first: int, there: Sequence[str]) -> str | None:
         return f"{what}: use ps.batches(dataset, batch_size), or {ways} for micro-batch k"
     found = _again(seen, first, there) or _apart(seen, first) or _elsewhere(seen, first, there)
     if not found and seen.written:
-        return f"{_WRITTEN}, so later ones hold what it wrote: let the loss write into a clone()"
+        mend = "let the loss write into a clone()" if seen.written == _WRITTEN else MEND
+        return f"{seen.written}, so later ones hold what it wrote: {mend}"
     return f"{found}; {_MEND}" if found else None
 
 
@@ -311,7 +318,7 @@ def _kept(job: Job, seen: _Seen) -> str:
         return ""
     code = getattr(job.loss, "__code__", None)
     line = "" if code is None else f"{text_of((code.co_filename, code.co_firstlineno))}: "
-    return f"{line}{_WRITTEN}"
+    return f"{line}{seen.written}"
 
 
 def _again(seen: _Seen, first: int, there: Sequence[str]) -> str:

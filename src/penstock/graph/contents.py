@@ -11,6 +11,7 @@ import threading
 from collections import OrderedDict, UserDict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from operator import is_ as _is
 from typing import Any
 
 import numpy as np
@@ -104,11 +105,46 @@ def own_apart(batch: Any, device: torch.device) -> Any:
 
 
 def seen(batch: Any, device: torch.device) -> Any:
-    """Return the batch on `device`: itself where it is there, else a copy as `own` makes it."""
-    found: list[Any] = []
-    batch = mapped(batch, lambda leaf: found.append(leaf) or leaf)
-    away = (isinstance(leaf, Tensor) and leaf.device != device for leaf in found)
-    return own(batch, device) if any(away) else batch
+    """Return the batch on `device`: itself where it is there, else a copy as `own` makes it.
+
+    A container with numpy's arrays or numbers is another one, with tensors in their place, and so
+    is what holds it; all others are the data's own, into which the loss may write.
+    """
+    leaves = flatten(batch)[0]
+    away = any(isinstance(leaf, Tensor) and leaf.device != device for leaf in leaves)
+    return own(batch, device) if away else _as_tensors(batch)
+
+
+def _as_tensors(node: Any) -> Any:
+    if type(node) is Tensor:
+        return node
+    if _is_opened(node):
+        children, names = _parts(node)
+        changed = [_as_tensors(child) for child in children]
+        return node if _are_same(children, changed) else _with(node, names, changed)
+    children, spec = _one_level(node)
+    if _are_same(children, [node]):
+        return as_tensor(node)
+    changed = [_as_tensors(child) for child in children]
+    return node if _are_same(children, changed) else rebuilt(changed, spec)
+
+
+def containers(batch: Any) -> list[Any]:
+    """Return the containers of a batch into which somebody may write, each before what it holds."""
+    children = _parts(batch)[0] if _is_opened(batch) else _one_level(batch)[0]
+    if _are_same(children, [batch]):
+        return []
+    below = [node for child in children for node in containers(child)]
+    return below if _is_a(batch, tuple) else [batch, *below]
+
+
+def _one_level(node: Any) -> tuple[list[Any], Any]:
+    """Return the children of a container that torch opens, and its tree; of a leaf itself."""
+    return _compat.pytree.tree_flatten(node, is_leaf=lambda one: one is not node)
+
+
+def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    return len(some) == len(others) and all(map(_is, some, others))
 
 
 def owned(leaf: Tensor, device: torch.device) -> Tensor:
