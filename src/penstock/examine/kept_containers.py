@@ -74,36 +74,36 @@ def writes_kept_containers(job: Job, first: int, left: int) -> bool:
     return False
 
 
-class _Repeats(NamedTuple):
+class _ReadTwice(NamedTuple):
     """How many micro-batches are read, and whether the first of data begun anew comes then."""
 
     rows: int
     anew: bool
 
 
-def _batches(job: Job, first: int, row: _Repeats) -> Iterator[Any]:
+def _batches(job: Job, first: int, row: _ReadTwice) -> Iterator[Any]:
     yield from itertools.islice(started(job.data, first), row.rows)
     yield from itertools.islice(started(job.data, first), int(row.anew))
 
 
-def _copies(job: Job, first: int, row: _Repeats) -> Iterator[Any]:
+def _copies(job: Job, first: int, row: _ReadTwice) -> Iterator[Any]:
     return (own(batch, here().place) for batch in _batches(job, first, row))
 
 
-def _row_with_repeats(job: Job, first: int, left: int) -> _Repeats | None:
+def _row_with_repeats(job: Job, first: int, left: int) -> _ReadTwice | None:
     """Return how far to read until a container comes again; None: it does not before the end."""
     until, held, count, most = time.perf_counter() + _BUDGET_S, dict[int, Any](), 0, _HELD_BYTES
     for count, batch in enumerate(itertools.islice(started(job.data, first), min(_MOST, left)), 1):
         nodes = {id(node): node for node in containers(batch)}
         if nodes.keys() & held.keys():
-            return _Repeats(max(count, min(_LEAST, left)), anew=count < left)
+            return _ReadTwice(max(count, min(_LEAST, left)), anew=count < left)
         held |= nodes
         most -= sum(_bytes(leaf) for leaf in flatten(batch)[0])
         if time.perf_counter() > until or most < 0:
             break
     if count < left and held:
         anew = containers(next(started(job.data, first), None))
-        return _Repeats(min(_LEAST, count), anew=True) if {*map(id, anew)} & held.keys() else None
+        return _ReadTwice(min(_LEAST, count), anew=True) if {*map(id, anew)} & held.keys() else None
     return None
 
 
