@@ -6,8 +6,8 @@ micro-batches are computed twice from the same weights: as copies, and as the da
 one after the other.  Where losses or containers differ, what was written matters; a loss that
 writes before it reads, and the same each time (`batch["x"] = batch["x"].float()`), is no finding.
 
-Not noticed:  a container that comes again only after more than 64 micro-batches, and not where
-data begins anew; a loss that writes into none of the first four.
+Not noticed:  a container that comes again neither in the next micro-batch nor where data begins
+anew; a loss that writes into none of the first four.
 """
 
 import itertools
@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from penstock.batches.reads import started
 from penstock.device import here
@@ -30,12 +30,10 @@ from penstock.graph.without_gradients import without_gradients
 from penstock.job import Job
 from penstock.processes.child import can_fork
 from penstock.runtime.digest import digest_of
-from penstock.units import MiB
 
 WRITTEN = "the loss writes into a dict, a list or an object of the batch that `data` yields again"
 MEND = "let it write into a copy, as of `batch = dict(batch)`, or keep what it counts in the model"
-_MOST, _BUDGET_S = 64, 0.5  # micro-batches that are read; seconds for it
-_HELD_BYTES = 256 * MiB
+_MOST, _BUDGET_S = 64, 0.5  # micro-batches of a run that is read to its end; seconds for it
 _LEAST = 4  # micro-batches that are computed
 _MOVED = 0.01  # what is added to the weights before each of them
 
@@ -92,19 +90,27 @@ def _copies(job: Job, first: int, row: _ReadTwice) -> Iterator[Any]:
 
 def _row_with_repeats(job: Job, first: int, left: int) -> _ReadTwice | None:
     """Return how far to read until a container comes again; None: it does not before the end."""
-    until, held, count, most = time.perf_counter() + _BUDGET_S, dict[int, Any](), 0, _HELD_BYTES
-    for count, batch in enumerate(itertools.islice(started(job.data, first), min(_MOST, left)), 1):
-        nodes = {id(node): node for node in containers(batch)}
-        if nodes.keys() & held.keys():
-            return _ReadTwice(max(count, min(_LEAST, left)), anew=count < left)
-        held |= nodes
-        most -= sum(_bytes(leaf) for leaf in flatten(batch)[0])
-        if time.perf_counter() > until or most < 0:
-            break
-    if count < left and held:
-        anew = containers(next(started(job.data, first), None))
-        return _ReadTwice(min(_LEAST, count), anew=True) if {*map(id, anew)} & held.keys() else None
+    held = list(itertools.islice(started(job.data, first), min(2, left)))
+    held += itertools.islice(started(job.data, first), 1)
+    if not (_repeats(held[:2]) or _repeats(held)):
+        return None
+    rows, until = min(_LEAST, left), time.perf_counter() + _BUDGET_S
+    held.clear()
+    if left > _MOST:
+        return _ReadTwice(rows, anew=True)
+    for batch in itertools.islice(started(job.data, first), left):
+        held.append(batch)
+        if _repeats(held):
+            return _ReadTwice(max(rows, len(held)), anew=len(held) < left)
+        if time.perf_counter() > until:
+            return _ReadTwice(rows, anew=True)
     return None
+
+
+def _repeats(batches: Sequence[Any]) -> bool:
+    """Return whether the last of these micro-batches has a container of another one."""
+    before = {id(node) for batch in batches[:-1] for node in containers(batch)}
+    return any(id(node) in before for node in containers(batches[-1] if batches else None))
 
 
 def _computed(job: Job, first: int, batches: Iterable[Any], *, moves: int = 0) -> Computed:
@@ -141,7 +147,3 @@ def _contents(batch: Any) -> Sequence[str]:
 def _content(node: object) -> str:
     leaves, spec = flatten(node)
     return f"{spec} {digest_of(leaves)}"
-
-
-def _bytes(leaf: Any) -> int:
-    return leaf.numel() * leaf.element_size() if isinstance(leaf, Tensor) else 0
