@@ -500,6 +500,7 @@ def test_unscale_divides_and_says_whether_all_are_finite() -> None:
         assert not _compat.unscale([torch.tensor([1.0]), torch.tensor([odd, 1.0])], 4.0)
 
 
+@pytest.mark.long
 def test_inductor_compiles_ops_that_take_one_list_and_give_what_was_asked(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

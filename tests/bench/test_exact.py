@@ -15,6 +15,7 @@ def test_cases_are_the_same_each_time_and_hold_both_more_and_less_than_1f1b():
     assert all(1 <= case[3] < case[0] for case in list(cases(50, 50))[53:])
 
 
+@pytest.mark.long
 def test_ratio_is_of_the_optimum_where_it_is_proved():
     for case in itertools.chain(itertools.islice(cases(6, 0), 0, 6, 3), list(cases(0, 8))[3:-2:3]):
         figures = row(case, 5.0)

@@ -115,6 +115,7 @@ def losses(tmp_path_factory: pytest.TempPathFactory, profiles: Path) -> list[flo
     return [row["loss"] for row in rows(folder, "metrics.jsonl")]
 
 
+@pytest.mark.long
 def test_under_torchrun_one_that_is_killed_takes_nobody_with_it(
     tmp_path: Path, losses: list[float], monkeypatch: pytest.MonkeyPatch, profiles: Path
 ) -> None:

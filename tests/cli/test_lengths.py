@@ -42,6 +42,7 @@ def there(monkeypatch: pytest.MonkeyPatch, profiles: Path) -> str:
     return f"{Path(__file__).parents[1]}/training/test_key_session.py:job_of"
 
 
+@pytest.mark.long
 def test_ranks_of_torchrun_train_and_go_on_as_a_loop(there: str, tmp_path: Path) -> None:
     for steps in (3, STEPS):
         command = ["train", there, "--out", str(tmp_path / "run"), "--steps", str(steps)]

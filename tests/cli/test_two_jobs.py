@@ -38,6 +38,7 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
     return dict(checkpoint.load(newest).tensors)
 
 
+@pytest.mark.long
 def test_each_job_has_the_bits_that_it_has_alone(call: Call, tmp_path: Path) -> None:
     given = "--ranks", "2", "--steps", "6", "--set", "trial=false"
     out = tmp_path / "both"

@@ -11,6 +11,7 @@ JOBS = Path(__file__).parent / "jobs.py"
 ASKED = ["--set", "trial=false", "--steps", "4", "--out", "run"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("gpus", [1, 2])
 @pytest.mark.sampled(2)
 def test_a_clean_run_is_equal_and_waits_for_no_audit(gpus: int, tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ def test_model_larger_than_a_gpu_trains(tmp_path: Path, stages: int, rules: str)
         assert last["pageable"] == 0
 
 
+@pytest.mark.long
 def test_gradients_that_have_left_stand_beside_those_on_the_device(tmp_path: Path) -> None:
     """Of blocks in parts, one waits elsewhere: what is told of a step is of both."""
     arguments = [*_train(tmp_path, ALL), "--set", "stages=1"]

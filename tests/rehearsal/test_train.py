@@ -1,6 +1,8 @@
 """`penstock train` on rehearsal GPUs, with its proof; a few commands of some seconds each."""
 
 import json
+import pytest
+
 from pathlib import Path
 
 from tests.rehearsal.command import rehearse
@@ -121,6 +123,7 @@ def test_plan_of_several_ranks_is_checked_on_one_gpu(tmp_path: Path) -> None:
     assert seen.races == []
 
 
+@pytest.mark.long
 def test_kind_that_torch_does_not_know_trains_as_cuda_does(tmp_path: Path) -> None:
     """A row in device.py is all that it needs.  It pins as torch does, in powers of two; its
     modules cannot be set aside, as its tensors cannot become the host's.
