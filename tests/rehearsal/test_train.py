@@ -1,9 +1,9 @@
 """`penstock train` on rehearsal GPUs, with its proof; a few commands of some seconds each."""
 
 import json
-import pytest
-
 from pathlib import Path
+
+import pytest
 
 from tests.rehearsal.command import rehearse
 
