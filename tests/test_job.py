@@ -1,6 +1,7 @@
 """Job: what it refuses, and every way in which text can fail to be one."""
 
 import dataclasses
+import functools
 import multiprocessing
 import sys
 import textwrap
@@ -68,6 +69,47 @@ def test_field_that_is_no_function_is_refused_with_its_name_value_and_a_hint(fie
     with pytest.raises(JobError, match=rf"Job\.{field} is the int 3, not a function") as caught:
         make_job(**{field: 3})
     assert f"{field}=" in caught.value.hint or f"def {field}" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong", "said"),
+    [
+        ("data", lambda: iter([]), r"data\(start\), and takes \(\): too many positional"),
+        ("model", lambda width: None, r"model\(\), and takes \(width\): missing a required"),
+        ("model", torch.nn.Linear, r"model\(\), and takes \(in_features"),
+        ("loss", lambda batch: 0.0, r"loss\(model, batch\), and takes \(batch\): too many"),
+        ("optimizer", lambda: None, r"optimizer\(parameters\), and takes \(\)"),
+        ("optimizer", lambda p, *, lr: None, r"optimizer\(parameters\), .*required.*'lr'"),
+        ("metrics", lambda model: {}, r"metrics\(model, batch\), and takes \(model\)"),
+        ("validation", lambda start: [], r"validation\(\), and takes \(start\)"),
+        ("learning_rate", lambda: 1.0, r"learning_rate\(step\), and takes \(\)"),
+    ],
+)
+def test_function_that_does_not_take_what_it_is_given_is_refused(
+    field: str, wrong: object, said: str
+) -> None:
+    with pytest.raises(JobError, match=rf"Job\.{field} is called as {said}") as caught:
+        make_job(**{field: wrong})
+    assert f"{field}=" in caught.value.hint or f"def {field}" in caught.value.hint
+
+
+def test_loss_that_is_handed_on_takes_three() -> None:
+    carry = {"seen": torch.zeros(1)}
+    with pytest.raises(JobError, match=r"Job\.loss is called as loss\(model, batch, carry\)"):
+        make_job(carry=carry)
+    job = make_job(carry=carry, loss=lambda model, batch, carry: model(batch).mean())
+    assert dataclasses.replace(job, num_steps=3).num_steps == 3
+
+
+def test_what_a_function_that_wraps_another_takes_is_its_own() -> None:
+    def of_two(start: int, more: int) -> Iterator[int]:
+        return iter([start, more])
+
+    @functools.wraps(of_two)
+    def data(start: int) -> Iterator[int]:
+        return of_two(start, 1)
+
+    assert list(make_job(data=data, optimizer=torch.optim.Adam).data(3)) == [3, 1]
 
 
 @pytest.mark.parametrize("field", FUNCTIONS[:4])

@@ -101,6 +101,7 @@ TORCH_ROOMS = {
     "cli",
 }
 TORCH_FILES = {
+    "graph/tensor/drawn_slices.py",
     "graph/gradient_hooks.py",
     "graph/held.py",
     "graph/module_facts.py",

@@ -125,7 +125,8 @@ class Job:
     batch_range    fewest and most micro-batches of a step, where a run finds its batch itself
                    (until_loss), besides its own; None: a quarter of its own to four times it
 
-    Raises:   JobError: a field that is not a function, or a number out of range.
+    Raises:   JobError: a field that is not a function, or not of what it is given, or a number out
+              of range.
     """
 
     model: "Callable[[], nn.Module]"
@@ -165,6 +166,7 @@ class Job:
             if getattr(self, name) is not None:
                 _check_function(name, getattr(self, name))
         check_carry(self.carry)
+        self._check_calls()
         if cast("object", self.micro_batches) is None:
             own: int = getattr(self.data, "step_micro_batches", _MICRO_BATCHES)
             object.__setattr__(self, "micro_batches", own)
@@ -194,6 +196,15 @@ class Job:
         if self.learning_rate is not None and self.scheduler is not None:
             message = "Job.learning_rate and Job.scheduler both set the rate of a step"
             raise JobError(message, hint="keep one of them")
+
+    def _check_calls(self) -> None:
+        """Refuse a function that does not take what it will be given."""
+        model, loss, data = unplaced(self.model, self.loss, self.data)
+        others = {name: getattr(self, name) for name in _GIVEN if name not in ("loss", "data")}
+        given = {**_GIVEN, "loss": "model, batch" if self.carry is None else "model, batch, carry"}
+        for name, each in {**others, "model": model, "loss": loss, "data": data}.items():
+            if each is not None:
+                _check_call(name, each, given[name])
 
     def _parts(self) -> "_Parts":
         """Return model, loss and data as turns, weight and carry have them, of those given."""
@@ -259,6 +270,18 @@ _HINTS = {
 }
 
 
+_GIVEN = {
+    "model": "",
+    "loss": "model, batch",
+    "data": "start",
+    "optimizer": "parameters",
+    "weight": "batch",
+    "metrics": "model, batch",
+    "learning_rate": "step",
+    "scheduler": "optimizer",
+    "facts": "",
+}
+
 _WRITER = "pass a function of a row of metrics: lambda row: print(row['loss'])"
 
 
@@ -267,6 +290,18 @@ def _check_function(name: str, value: object, hint: str = "") -> None:
     if not callable(value) or built:
         found = f"{type(value).__name__} {_short(value)}"
         raise JobError(f"Job.{name} is the {found}, not a function", hint=hint or _HINTS[name])
+
+
+def _check_call(name: str, value: "Callable[..., object]", given: str, hint: str = "") -> None:
+    try:
+        takes = inspect.signature(value, follow_wrapped=False)
+    except (TypeError, ValueError):  # of some builtins nothing is known
+        return
+    try:
+        takes.bind(*given.split(", ") if given else ())
+    except TypeError as problem:
+        message = f"Job.{name} is called as {name}({given}), and takes {takes}: {problem}"
+        raise JobError(message, hint=hint or _HINTS[name]) from problem
 
 
 def _check_whole(name: str, value: object, *, at_least: int) -> None:
@@ -279,7 +314,9 @@ def _check_validation(value: object) -> None:
     if isinstance(value, Mapping):
         check_names(cast("Mapping[object, object]", value))
     for name, made in sets_of(cast("object", value)).items():
-        _check_function(f'validation["{name}"]' if name else "validation", made, _VALIDATION)
+        place = f'validation["{name}"]' if name else "validation"
+        _check_function(place, made, _VALIDATION)
+        _check_call(place, made, "", _VALIDATION)
 
 
 def _check_validate_every(value: object, validation: object) -> None:

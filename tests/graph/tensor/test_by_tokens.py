@@ -120,9 +120,60 @@ def test_sequences_of_any_length_are_divided_or_refused(samples, ranks, blocks, 
         by_tokens(capture(odd), ranks)
 
 
-def test_dropout_draws_what_the_plain_model_draws():
+def test_dropout_draws_what_the_plain_model_draws_and_needs_no_collect():
     given = job(dropout=0.5)
-    assert_equal(given, by_tokens(capture(given), 2), 2)
+    made = by_tokens(capture(given), 2)
+    assert_equal(given, made, 2)
+    assert hows(made) == hows(by_tokens(capture(job()), 2))
+
+
+DRAWS = {
+    "in the order of memory": lambda x: x + torch.empty_like(x.transpose(1, 2)).uniform_().mT,
+    "normal": lambda x: x + torch.empty_like(x).normal_(1.0, 0.1),
+    "exponential": lambda x: x - torch.empty_like(x).exponential_().log(),
+    "geometric": lambda x: x * torch.empty_like(x).geometric_(0.7),
+    "cauchy": lambda x: x + torch.empty_like(x).cauchy_().atan(),
+    "log-normal": lambda x: x * torch.empty_like(x).log_normal_(0.0, 0.1),
+    "rand": lambda x: x * torch.rand_like(x),
+    "randn": lambda x: x + torch.randn_like(x, dtype=torch.float32),
+    "randint": lambda x: x * torch.randint_like(x, 3),
+    "randint from": lambda x: x * torch.randint_like(x, 1, 4),
+    "dropout of one op": lambda x: torch.native_dropout(x, 0.3, True)[0],
+    "its mask": lambda x: x.masked_fill(torch.native_dropout(x, 0.3, True)[1], 0.5),
+}
+
+
+class Noisy(Words):
+    """Words of which every value has noise, those of places of the sequence too."""
+
+    def __init__(self, tokens: int, draw):
+        super().__init__(tokens)
+        self.draw = draw
+
+    def attention(self, x):
+        return self.draw(super().attention(self.draw(x)).transpose(0, 1)).transpose(0, 1)
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.sampled(2)
+def test_whatever_is_drawn_is_what_the_plain_model_draws(draw, ranks):
+    given = job_of(lambda: Noisy(16, DRAWS[draw]), words_of(3, 16), next_word)
+    made = by_tokens(capture(given), ranks)
+    assert_equal(given, made, ranks)
+    assert hows(made) == hows(by_tokens(capture(job()), ranks))
+
+
+def test_attention_that_drops_weights_needs_keys_and_values_alone():
+    class Dropped(Words):
+        def attended(self, rows, T):
+            return F.scaled_dot_product_attention(*rows, is_causal=True, dropout_p=0.4)
+
+    given = job_of(lambda: Dropped(16), words_of(2, 16), next_word)
+    made = by_tokens(capture(given), 2)
+    assert_equal(given, made, 2)
+    sizes = {n.meta["val"].numel() for n in made.fx_nodes if n.target is COLLECT}
+    assert max(sizes) == 2 * 16 * 16  # of keys, or values; weights are twice as many
 
 
 class Vectors(nn.Module):

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import dropout, scaled_dot_product_attention
 
 from penstock.errors import GraphError
 from penstock.graph.code import callable_of
@@ -127,6 +127,28 @@ def test_heads_that_share_keys_are_divided_with_them():
     assert_equal(job, made, 2)
     attended = next(n for n in made.fx_nodes if "attention" in str(n.target))
     assert [part.meta["val"].shape[1] for part in attended.args[:3]] == [2, 1, 1]
+
+
+class DroppedWeights(nn.Module):
+    """Attention that drops weights, and what it makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query_key_value, self.mix = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x):
+        parts = self.query_key_value(x).chunk(3, -1)
+        q, k, v = (part.unflatten(-1, (-1, 4)).transpose(1, 2) for part in parts)
+        mixed = scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=0.4)
+        return x + dropout(self.mix(mixed.transpose(1, 2).flatten(2)), 0.3)
+
+
+def test_attention_that_drops_weights_is_divided_by_heads():
+    job = job_of(DroppedWeights, floats(2, 6, 16))
+    made = by_tensor(capture(job), 2, FREE)
+    assert_equal(job, made, 2)
+    weights = [n.meta["val"] for n in made.fx_nodes if "softmax" in str(n.target)]
+    assert {tuple(each.shape) for each in weights} == {(2, 2, 6, 6)}
 
 
 def test_the_parts_of_all_ranks_are_the_whole_parameter():

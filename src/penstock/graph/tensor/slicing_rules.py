@@ -23,7 +23,7 @@ from penstock.graph.dims import (
     view_dim,
 )
 from penstock.graph.joined.along import argument, dims_of
-from penstock.graph.tensor import class_slices, expert_rows, expert_slices
+from penstock.graph.tensor import class_slices, drawn_slices, expert_rows, expert_slices
 from penstock.graph.tensor.collect_op import COLLECT
 from penstock.graph.tensor.op_choice import (
     OpChoice,
@@ -555,6 +555,8 @@ RULES: dict[Any, Rule] = {
         aten.unsqueeze.default,
     ),
     **_table(_same_dims, aten.clone.default, aten.alias.default, aten.detach.default),
+    **_table(drawn_slices.drawn, *drawn_slices.OF_A_SHAPE),
+    **_table(drawn_slices.dropped, aten.native_dropout.default),
     **_table(_squeezed, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims),
     **_table(_selected, aten.select.int, aten.unbind.int),
     **_table(_put_back, aten.select_backward.default),
