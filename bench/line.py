@@ -16,10 +16,12 @@ import torch
 from bench.network import Place
 from bench.play import Block, Played, Rounds, Traced, play
 from bench.zoo import JOBS
+from penstock.choose.prepare import divided_step
 from penstock.cluster import Cluster
 from penstock.graph.joined.joined import joined
 from penstock.graph.merge import merged
 from penstock.graph.trace import capture
+from penstock.listener import SILENT
 from penstock.plan import Plan
 from penstock.runtime.launch import join_torchrun, torchrun_store
 from penstock.transport import Transport
@@ -94,7 +96,8 @@ def main() -> None:
     torch.set_num_threads(1)
     name, count, rounds = json.loads((folder / "task.json").read_text())
     plans = [Plan.load(folder / f"{number}.json") for number in range(count)]
-    counts, whole = {plan.terms.joined for plan in plans}, capture(JOBS[name])
+    counts = {plan.terms.joined for plan in plans}
+    whole = divided_step(capture(JOBS[name]), plans[0].place.axis, SILENT)
     traced = {k: Traced(merged(JOBS[name], k), joined(whole, k)) for k in counts}
 
     def work(end: Transport) -> list[Played]:

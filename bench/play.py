@@ -28,6 +28,7 @@ from penstock.heap import keep_freed_memory
 from penstock.job import Job
 from penstock.plan import Plan
 from penstock.plan.lower_plan import lower_plan, stages_of
+from penstock.runtime.collects import own_capture
 from penstock.runtime.rank import Rank
 from penstock.runtime.rank_terms import RankTerms
 from penstock.transport import Transport
@@ -102,6 +103,7 @@ class _Side:
     def __init__(self, traced: Traced, plan: Plan, end: Transport, rounds: Rounds) -> None:
         captured = split(traced.captured, dict(plan.terms.split))
         program, stages = lower_plan(plan, captured.graph), stages_of(plan, captured.graph)
+        captured = own_capture(captured, program, end.rank)
         self.end, self.step, self.ahead = end, 0, rounds.ahead
         make = partial(fused_function_of, folder=None) if plan.terms.compiled else function_of
         self.rank = Rank(captured, stages, traced.job, end, RankTerms(make=make))

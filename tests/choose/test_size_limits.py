@@ -38,7 +38,7 @@ def test_job_is_not_moved_by_that() -> None:
 
 
 def test_nothing_is_traced_where_there_are_micro_batches_for_all_ranks() -> None:
-    def fails() -> object:
+    def fails(*given: object) -> object:
         raise AssertionError
 
     job = ps.Job(fails, fails, fails, fails, micro_batches=8)  # pyright: ignore[reportArgumentType]

@@ -1,5 +1,6 @@
 """Ops of a stage divided among ranks, on the command line: checked, trained, resumed, refused."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,41 @@ from penstock.choose.choose import Choice
 from penstock.choose.settle import Checked
 from penstock.cluster.cluster import Cluster, DeviceKind, Host, Link
 from penstock.plan import Plan
+from penstock.schedule.recipe import is_woven
 from penstock.training.session import Session
 from tests.cli.conftest import MLP, Call
 from tests.cli.goes_on import ALL, check_goes_on
 
 JOB = f"{MLP}:adam"
+WIDE = """
+import torch
+from torch import nn
+import penstock as ps
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(256, 1024), nn.Linear(1024, 256)
+
+    def forward(self, x):
+        return x + self.down(nn.functional.gelu(self.up(x)))
+
+
+def data(start):
+    while True:
+        yield torch.randn(64, 256, generator=torch.Generator().manual_seed(start))
+        start += 1
+
+
+def loss(model, batch):
+    return model(batch).square().mean()
+
+
+def job():
+    optimizer = torch.optim.AdamW
+    return ps.Job(lambda: nn.Sequential(Block(), Block()), loss, data, optimizer, micro_batches=4)
+"""
 
 
 def test_a_divided_step_equals_the_plain_one(call: Call) -> None:
@@ -41,6 +72,35 @@ def test_a_plan_for_machines_of_a_file_divides_ops_as_asked_and_is_explained(
     explained = call("explain", file)
     assert explained.code == 0
     assert "tensor: 2 ranks (user)" in explained.out
+
+
+def test_units_are_woven_where_that_hides_collects_or_is_asked_for(
+    call: Call, tmp_path: Path
+) -> None:
+    machines, file, wide = (tmp_path / name for name in ("two.toml", "plan.json", "wide.py"))
+    kind = DeviceKind("small", 1 << 30, (("float32", 1e10),), 2e9)
+    Cluster((kind,), (Host("host", "small", 2),), inside=Link(1e-6, 3e7)).save(machines)
+    wide.write_text(WIDE)
+    done = call("plan", wide, "--cluster", machines, "--set", "tensor=2", "--out", file)
+    assert done.code == 0, done.err
+    assert "units: woven (search): best alternative" in done.out
+    assert is_woven(Plan.load(file).schedule)
+    assert "those of one micro-batch after the other" in call("explain", file).out
+    asked = "--set", "tensor=2", "--set", "units=woven"
+    run = tmp_path / "run"
+    done = call("train", wide, "--ranks", "2", *asked, "--steps", "3", "--out", run)
+    assert done.code == 0, done.err
+    told = json.loads((run / "summary.json").read_text())
+    assert told["checked"].startswith("equal to the plain loop")
+    pairs = zip(told["peak_bytes_predicted"], told["peak_bytes_measured"], strict=True)
+    assert all(measured == pytest.approx(predicted, rel=0.01) for predicted, measured in pairs)
+    assert "units: woven (user)" in call("explain", run / "plan.json").out
+    done = call("check", JOB, "--set", "stages=1", *asked)
+    assert done.code == 0, done.err
+    assert "woven" in done.out
+    done = call("train", JOB, "--ranks", "2", "--set", "units=woven", "--set", "tensor=1")
+    assert done.code == 2
+    assert "no ranks divide ops or tokens" in done.err
 
 
 def test_a_divided_plan_that_nobody_asked_for_and_that_differs_is_put_aside(

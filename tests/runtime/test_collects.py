@@ -1,5 +1,6 @@
 """Ranks that divide the ops of stages make the plain loop's steps: on threads and in processes."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -14,10 +15,13 @@ from penstock.graph.tensor.collect_op import COLLECT
 from penstock.graph.tensor.cuts import apart_only, collect_points
 from penstock.graph.tensor.placed import Placing, RankSpeed
 from penstock.graph.trace import capture
-from penstock.plan.lower_plan import lower_plan
+from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.plan.plan import Plan, divided, plan_by_hand
 from penstock.prove.prove import Planned, prove
+from penstock.runtime.collects import own_capture
 from penstock.runtime.launch import run_processes, run_threads
+from penstock.runtime.rank import Rank
+from penstock.schedule.recipe import is_woven
 from penstock.search.balance import StageEnds, balanced_cuts
 from tests.graph.zoo import JOBS, job_of
 
@@ -29,7 +33,15 @@ def planned(name, tensor=2, **options):
 
 
 def planned_of(  # noqa: PLR0913 - of a plan
-    job, tensor, prices, *, stages=1, replicas=1, schedule="one_f_one_b", recompute=False
+    job,
+    tensor,
+    prices,
+    *,
+    stages=1,
+    replicas=1,
+    schedule="one_f_one_b",
+    recompute=False,
+    woven=False,
 ):
     job = replace(job, micro_batches=4, clip_norm=0.05, optimizer=adam)
     made = by_tensor(capture(job), tensor, prices)
@@ -38,7 +50,8 @@ def planned_of(  # noqa: PLR0913 - of a plan
     cuts = balanced_cuts(graph, flop, stages, StageEnds(frozenset(), apart_only(graph)))
     options = {"recompute": (recompute,) * stages, "clip": True, "replicas": replicas}
     plan = plan_by_hand(graph, cuts, schedule, num_micro_batches=4 // replicas, **options)
-    return Planned(job, made, divided(plan, graph, collect_points(graph)))
+    plan = divided(plan, graph, collect_points(graph))
+    return Planned(job, made, plan.refined(graph, "woven") if woven else plan)
 
 
 def adam(weights):
@@ -54,6 +67,11 @@ def adam(weights):
         ("embeddings", {"recompute": True}),
         ("blocks", {"stages": 2, "schedule": "zb_h1"}),
         ("batch_norm", {"replicas": 2}),
+        ("transformer", {"schedule": "gpipe", "woven": True}),
+        ("dropout", {"tensor": 4, "replicas": 2, "woven": True}),
+        ("tied", {"schedule": "zb_h1", "woven": True}),
+        ("embeddings", {"recompute": True, "woven": True}),
+        ("batch_norm", {"replicas": 2, "woven": True}),
     ],
 )
 @pytest.mark.sampled(2)
@@ -83,6 +101,27 @@ def test_steps_with_sums_by_tokens_are_those_of_the_plain_loop(monkeypatch, name
 def spread_only(placing, groups, picked):
     other = Placing(placing.capture, placing.ranks, placing.prices, spread=True)
     return [other.layout(held_by(groups, picked))]
+
+
+def test_woven_units_collect_beside_computes():
+    made = planned("transformer", schedule="gpipe", woven=True)
+    program, waits = lower_plan(made.plan, made.captured.graph), Counter[str]()
+
+    def work(end, tell):
+        own = own_capture(made.captured, program, end.rank)
+        rank = Rank(own, stages_of(made.plan, made.captured.graph), made.job, end)
+        if end.rank == 0:
+            waits.update(call.lane for call in rank.bind(program) if call.kind == "collect")
+
+    run_threads(work, 2, lambda step: None)
+    assert waits["begin"] == waits["collective"] > 0
+    plain = planned("transformer", schedule="gpipe")
+    assert not is_woven(plain.plan.schedule)
+    with pytest.raises(PlanError, match="those of a replica are of 2 ranks"):
+        planned("blocks", stages=2, woven=True)
+    whole = capture(JOBS["blocks"]).graph
+    with pytest.raises(PlanError, match="no ranks divide ops or tokens"):
+        plan_by_hand(whole, [], "gpipe", num_micro_batches=2).refined(whole, "woven")
 
 
 @pytest.mark.parametrize("spreads", [False, True])

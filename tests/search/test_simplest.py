@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cluster import Link
+from penstock.plan.plan import divided, plan_by_hand
+from penstock.schedule.recipe import woven
 from penstock.search.judge import Judge
 from penstock.search.search import search
 from penstock.search.shapes import Fixed
@@ -57,6 +59,16 @@ def test_the_reason_names_what_it_was_taken_instead_of():
         assert "messages a step" in why.why
         assert "less than the prediction error" in why.why
     assert found.plan.num_stages == 1
+
+
+def test_units_are_not_woven_for_less_than_the_error():
+    graph = chain([4] * 4, [4] * 4)
+    judge = Judge(graph, profile_of(graph, [1.0] * 4), cluster_of(1))
+    whole = plan_by_hand(graph, [], "one_f_one_b", num_micro_batches=4)
+    plain = divided(whole, graph, range(len(graph.cut_points)))
+    one, other = map(judge.candidate, (plain, plain.changed(schedule=woven(plain.schedule))))
+    assert simplest(judge, other, [one], "time", ERROR) is one
+    assert simplest(judge, one, [other], "time", ERROR) is one
 
 
 @pytest.mark.parametrize(("objective", "error"), [("memory", 0.5), ("time", 0.0)])

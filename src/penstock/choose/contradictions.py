@@ -63,7 +63,7 @@ def _order(fixed: Fixed) -> AnySchedule:
     order = any_schedule(fixed.schedule)
     check_trains(order)
     if isinstance(order, Recipe):
-        return replace(order, units=(), seconds=None)
+        return replace(order, units=(), woven=False, seconds=None)
     return order if has_window(order) else any_schedule("one_f_one_b")
 
 

@@ -37,17 +37,17 @@ def schedule_asked(text: str) -> AnySchedule:
 
 
 def units_asked(text: str | None) -> Units | None:
-    """Return what a flag says of units: "block", or at most how many a stage has.
+    """Return what a flag says of units: "block", "woven", or at most how many a stage has.
 
     Raises:   PlanError: it is neither.
     """
     match text:
-        case None | "block":
+        case None | "block" | "woven":
             return text
         case number if number.isdecimal() and 1 <= int(number) < _MOST_UNITS:
             return int(number)
         case _:
-            message = f'units is "{text}", neither block nor a number'
+            message = f'units is "{text}", neither block, woven, nor a number'
             raise PlanError(message, hint='write units="block", or units=4')
 
 

@@ -126,7 +126,7 @@ def _other_schedules(best: Plan, near: Sequence[Plan], fixed: Fixed) -> Iterator
         recipe, shape = plan.schedule, (_whole_stages(plan), plan.replicas, plan.num_ranks)
         is_like = fixed.schedule is None and shape == own[1:] and plan.num_ranks > 1
         if is_like and isinstance(recipe, Recipe) and name_of(recipe) != own[0]:
-            each = replace(recipe, seconds=None, units=())
+            each = replace(recipe, seconds=None, units=(), woven=False)
             sizes = {"stages": shape[0], "replicas": plan.replicas, "ranks": plan.total_ranks}
             yield replace(fixed, schedule=each, **sizes)
 

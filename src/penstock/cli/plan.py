@@ -124,7 +124,8 @@ def _fixed(options: Options) -> Fixed:
     Raises:   PlanError, ScheduleError: it cannot be.
     """
     schedule, rules = options.get("schedule"), options.get("rules")
-    asks = {name: options.get(name) for name in _UNDIVIDED}
+    asks: dict[str, object] = {name: options.get(name) for name in _UNDIVIDED}
+    asks["units"] = options.get("units") not in (None, "woven")  # which are of divided ops
     tensor, context = axis_asked(options.get("tensor"), options.get("context"), asks)
     return Fixed(
         options.get("ranks"),

@@ -38,6 +38,7 @@ from penstock.schedule.recipe import (
     name_of,
     refined,
     words_of,
+    woven,
 )
 from penstock.schedule.schedule import Schedule
 from penstock.sums import AS_THEY_ARE, SumsKind, SumsWay, sums_way
@@ -46,7 +47,7 @@ from penstock.units import format_bytes, format_seconds
 
 _MOST_LISTED = 8  # ranks
 By = Literal["search", "user", "only choice"]
-Units: TypeAlias = Literal["block"] | int  # of a stage: one per block, or at most that many
+Units: TypeAlias = Literal["block", "woven"] | int  # of a stage: one per block, or at most so many
 _Word = TypeVar("_Word")
 
 
@@ -268,8 +269,9 @@ class Plan:
         Where a rank did a stage it does its units, one after the other; what it computes, sends
         and waits for stays what it was (schedule/refine.py).  A unit repeats F where its stage did,
         from what F handed to it; a tied parameter that several units use counts once for each.
-        units:    "block": one per block of the model (`block_ends`); or at most that many of a
-                  stage, cut at points that are spread evenly.
+        units:    "woven": those between the collects of ranks that divide ops, of two micro-batches
+                  in turn; "block": one per block of the model (`block_ends`); or at most that many
+                  of a stage, cut at points that are spread evenly.
         Raises:   PlanError: the plan is for another graph, or `units` is below 1.
         """
         return _refined(self, graph, units)
@@ -416,6 +418,8 @@ def check_fits(plan: Plan, graph: Graph) -> None:
 
 def _refined(plan: Plan, graph: Graph, asked: Units) -> Plan:
     check_fits(plan, graph)
+    if asked == "woven":
+        return _woven(plan)
     if asked != "block" and asked < 1:
         raise PlanError(f"{asked} units per stage", hint='give "block", or 1 or more')
     ends = (-1, *plan.cuts, len(graph.cut_points))
@@ -433,6 +437,21 @@ def _refined(plan: Plan, graph: Graph, asked: Units) -> Plan:
     reason = Decision("units", value, "user", f"requested: {why}")
     plan = divided(plan, graph, itertools.chain.from_iterable(chosen))
     return replace(plan, decisions=(*plan.decisions, reason))
+
+
+def _woven(plan: Plan) -> Plan:
+    """Return the plan of ranks that divide ops with units of two micro-batches in turn."""
+    recipe, hint = plan.schedule, "leave out units, or give tensor or context"
+    if plan.tensor == 1:
+        raise PlanError("units are to be woven, and no ranks divide ops or tokens", hint=hint)
+    if plan.num_ranks > 1 or not isinstance(recipe, Recipe):
+        what = "a written schedule" if plan.num_ranks == 1 else f"{plan.num_ranks} ranks"
+        message = f"units are to be woven, and those of a replica are of {what}"
+        raise PlanError(message, hint="leave out units, or give stages=1")
+    reason = Decision("units", "woven", "user", "requested: of two micro-batches in turn")
+    made = plan.changed(schedule=woven(recipe), predicted=None)
+    others = (each for each in plan.decisions if each.what != "units")
+    return replace(made, decisions=(*others, reason))
 
 
 def divided(plan: Plan, graph: Graph, points: Iterable[int]) -> Plan:

@@ -44,7 +44,7 @@ from penstock.program.reductions import (
     Validate,
 )
 from penstock.runtime.calls import Bound, Call
-from penstock.runtime.collects import collect_call
+from penstock.runtime.collects import collect_calls
 from penstock.runtime.end_of_step import LocalStages, sum_calls, tell_call, update_call
 from penstock.runtime.far_copies import Moves
 from penstock.runtime.lane import Awaited
@@ -183,6 +183,7 @@ class _Binder:
                 read = self.slots.of(action, version, place)
                 yield from self._predict(action, read)
                 yield from self.sums.gathered(action.stage)
+                yield from self.sums.collected(action)
                 if action.kind in "BW":
                     yield from self.sums.before(action.stage)
                 together = len(self.program.group_of(action)) > 1
@@ -193,10 +194,8 @@ class _Binder:
                 yield Bound(call, "send", *of, ranks=(peer,), edge=edge)
             case Receive(of, edge, peer, _):
                 yield from self._receive(of, edge, peer)
-            case Collect(of, _, ranks, _):
-                yield from self.sums.waits()
-                collect = collect_call(self.rank, instruction)
-                yield Bound(collect, "collective", "collect", *of[1:], ranks=ranks)
+            case Collect():
+                yield from self.sums.collect(place, collect_calls(self.rank, instruction))
             case Sum() | Norm() | Guard() | Commit() | Validate() | AverageWeights():
                 yield from self.sums.bind(place, sum_calls(self.rank, instruction, own))
             case Update(stage, step):

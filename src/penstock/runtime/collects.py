@@ -1,7 +1,8 @@
 """Collects: what ranks that divide the ops of a stage made in parts, put together for all."""
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from penstock.graph.tensor.of_rank import of_rank
 from penstock.graph.trace import Capture
 from penstock.program.instructions import Collect
 from penstock.program.program import Program
-from penstock.runtime.calls import Call
+from penstock.runtime.lane import SumCalls
 
 if TYPE_CHECKING:
     from penstock.runtime.rank import Rank
@@ -26,8 +27,8 @@ def own_capture(capture: Capture, program: Program, rank: int) -> Capture:
     return capture if program.tensor == 1 else of_rank(capture, program.grid.slice_of(rank))
 
 
-def collect_call(rank: "Rank", instruction: Collect) -> Call:
-    """Return the call of one Collect: it puts what is collected where its reader looks for it."""
+def collect_calls(rank: "Rank", instruction: Collect) -> SumCalls:
+    """Return the calls of one Collect: the last puts what came where its reader looks for it."""
     stages, graph = rank.stages, rank.capture.graph
     edge = stages.edges[instruction.edge]
     values = collected(rank.capture, edge, instruction.how)
@@ -37,30 +38,23 @@ def collect_call(rank: "Rank", instruction: Collect) -> Call:
     lasting |= _several(stages, graph)
     copies = [value for value in values if graph.nodes[value].storage in lasting]
     frame = rank.frames[edge.target, instruction.of.micro_batch]
-    transport, ranks = rank.transport, instruction.ranks
+    way, transport, ranks = _WAYS[instruction.how], rank.transport, instruction.ranks
+    place, rooms = ranks.index(transport.rank), list[tuple[int, CollectRoom]]()
 
-    def add() -> None:
+    def make() -> None:
         for value in values:
-            own = frame[value]
-            if value in copies or not own.is_contiguous():
-                own = own.clone(memory_format=torch.contiguous_format)
-            transport.all_reduce(own, ranks)
-            frame[value] = own
+            rooms.append((value, way.make(frame[value], place, len(ranks), value in copies)))
 
-    def gather() -> None:
-        for value in values:
-            frame[value] = _gathered(frame[value], transport, ranks)
+    def send() -> None:
+        for _, room in rooms:
+            way.send(transport, ranks, *room)
 
-    def scatter() -> None:
-        for value in values:
-            frame[value] = _scattered(frame[value], transport, ranks, copies=value in copies)
+    def take() -> None:
+        for value, room in rooms:
+            frame[value] = way.take(place, *room)
+        rooms.clear()
 
-    def exchange() -> None:
-        for value in values:
-            frame[value] = _exchanged(frame[value], transport, ranks)
-
-    calls = {"sum": add, "gather": gather, "scatter": scatter, "exchange": exchange}
-    return calls[instruction.how]
+    return SumCalls(send, make, take)
 
 
 def _several(stages: Stages, graph: Graph) -> set[int]:
@@ -72,32 +66,91 @@ def _several(stages: Stages, graph: Graph) -> set[int]:
     return {storage for storage, count in counts.items() if count > 1}
 
 
-def _gathered(own: Tensor, transport: Any, ranks: tuple[int, ...]) -> Tensor:
-    """Return what all ranks have, along a new first dim."""
-    size, place = own.numel(), ranks.index(transport.rank)
-    whole = own.new_empty(len(ranks) * size)
-    whole[place * size : (place + 1) * size].copy_(own.reshape(-1))
-    transport.all_gather(whole, [at * size for at in range(len(ranks) + 1)], ranks)
-    return whole.view(len(ranks), *own.shape)
+# -- what is collected, how -----------------------------------------------------------------------
 
 
-def _scattered(own: Tensor, transport: Any, ranks: tuple[int, ...], *, copies: bool) -> Tensor:
-    """Return this rank's part of a sum, whose parts lie along the first dim."""
+class CollectRoom(NamedTuple):
+    """A value as its rank has it, and room for what comes; the same, where it comes there."""
+
+    own: Tensor
+    came: Tensor
+
+
+class _CollectWay(NamedTuple):
+    """One kind of Collect.
+
+    make:   (own, place among the ranks, how many, whether others read it) -> the room for it.
+    send:   (transport, ranks, *room), maybe beside the computing thread.
+    take:   (place, *room) -> the value that its reader gets.
+    """
+
+    make: Callable[[Tensor, int, int, bool], CollectRoom]
+    send: Callable[..., None]
+    take: Callable[[int, Tensor, Tensor], Tensor]
+
+
+def _own(own: Tensor, place: int, count: int, copies: bool) -> CollectRoom:
     if copies or not own.is_contiguous():
         own = own.clone(memory_format=torch.contiguous_format)
-    size, place = own.numel() // len(ranks), ranks.index(transport.rank)
-    transport.reduce_scatter(own.view(-1), [at * size for at in range(len(ranks) + 1)], ranks)
+    return CollectRoom(own, own)
+
+
+def _room_of_all(own: Tensor, place: int, count: int, copies: bool) -> CollectRoom:
+    """Return room for what all ranks have, along a new first dim."""
+    whole = own.new_empty((count, *own.shape))
+    whole[place].copy_(own)
+    return CollectRoom(own, whole)
+
+
+def _room_of_parts(own: Tensor, place: int, count: int, copies: bool) -> CollectRoom:
+    """Return room for what each rank has for this one; its own part is there."""
+    own = own.contiguous()
+    made = torch.empty_like(own)
+    made[place].copy_(own[place])
+    return CollectRoom(own, made)
+
+
+def _ends(total: Tensor, ranks: tuple[int, ...]) -> list[int]:
+    size = total.numel() // len(ranks)
+    return [at * size for at in range(len(ranks) + 1)]
+
+
+def _sum(transport: Any, ranks: tuple[int, ...], own: Tensor, came: Tensor) -> None:
+    transport.all_reduce(own, ranks)
+
+
+def _gather(transport: Any, ranks: tuple[int, ...], own: Tensor, came: Tensor) -> None:
+    transport.all_gather(came.view(-1), _ends(came, ranks), ranks)
+
+
+def _scatter(transport: Any, ranks: tuple[int, ...], own: Tensor, came: Tensor) -> None:
+    transport.reduce_scatter(own.view(-1), _ends(own, ranks), ranks)
+
+
+def _exchange(transport: Any, ranks: tuple[int, ...], own: Tensor, came: Tensor) -> None:
+    gives, takes = ([part.reshape(-1) for part in value] for value in (own, came))
+    transport.swap(gives, takes, ranks)
+
+
+def _as_it_came(place: int, own: Tensor, came: Tensor) -> Tensor:
+    return came
+
+
+def _part(place: int, own: Tensor, came: Tensor) -> Tensor:
+    """Return this rank's part of a sum, whose parts lie along the first dim."""
     return own[place].clone()
 
 
-def _exchanged(own: Tensor, transport: Any, ranks: tuple[int, ...]) -> Tensor:
-    """Return what each rank has for this one, whose place is its own along the first dim."""
-    own, place = own.contiguous(), ranks.index(transport.rank)
-    made = torch.empty_like(own)
-    made[place].copy_(own[place])
-    gives, takes = ([part.reshape(-1) for part in value] for value in (own, made))
-    transport.swap(gives, takes, ranks)
-    return made.view(len(ranks), 1, 1, *own.shape[1:])
+def _parts(place: int, own: Tensor, came: Tensor) -> Tensor:
+    return came.view(came.shape[0], 1, 1, *came.shape[1:])
+
+
+_WAYS = {
+    "sum": _CollectWay(_own, _sum, _as_it_came),
+    "gather": _CollectWay(_room_of_all, _gather, _as_it_came),
+    "scatter": _CollectWay(_own, _scatter, _part),
+    "exchange": _CollectWay(_room_of_parts, _exchange, _parts),
+}
 
 
 def collected(capture: Capture, edge: StageEdge, how: str) -> list[int]:

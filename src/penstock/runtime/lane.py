@@ -9,7 +9,11 @@ release the interpreter's lock, so both threads get on.
     lane            replicas:stage1.0 ......
 
 A sum with nothing to do beside it is run by the computing thread itself, once the lane is empty:
-sums of a rank never overtake each other.
+sums of a rank never overtake each other.  So are Collects, which what reads them waits for:
+
+    program   F0.0  sum:F0.0e0  F0.1                   F1.0
+    calls     F0.0  begin       F0.1                   wait  F1.0
+    lane            sum:F0.0e0 ......
 
 On a device that queues the lane is a stream: a sum is queued on it behind what the computing stream
 had to do when it was begun, and what needs the sum is queued behind its end.  Room for it is made,
@@ -19,6 +23,7 @@ and what came of it looked at, on the computing stream, whose memory it is.
 import time
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from queue import SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple, final
@@ -27,9 +32,11 @@ import torch
 
 from penstock.device import Device, of
 from penstock.processes.child import join
+from penstock.program.instructions import Collect, Compute
 from penstock.program.program import Program, Update
 from penstock.program.reductions import Reduction, Sum, SumHow
 from penstock.runtime.calls import Bound, Call
+from penstock.schedule.orders import Action
 from penstock.timeline.spans import SpanKind
 
 if TYPE_CHECKING:
@@ -152,6 +159,7 @@ class Awaited:
         self.under_way: list[tuple[Sum, Begun | Queued, Call]] = []
         self.over: list[tuple[Sum, Call]] = []  # delayed ones, still to be put in their place
         self.gathers: dict[int, Begun | Queued] = {}  # by stage
+        self.collects: list[tuple[Collect, Begun | Queued, Call]] = []
         self.device = of(rank.device)
         transport, is_queued = rank.transport, self.device.is_queued
         is_beside = is_queued and (transport.num_ranks == 1 or transport.is_queued)
@@ -163,6 +171,7 @@ class Awaited:
         reduction = self.code[place]
         assert isinstance(reduction, Reduction)
         is_sum = isinstance(reduction, Sum)
+        yield from self._all_collected()
         if isinstance(reduction, Sum) and reduction.how == "shards":
             yield from self.waits("shards")  # one at a time: the gradients before take memory
             stage = reduction.stage
@@ -203,6 +212,47 @@ class Awaited:
         if begun is not None:
             ranks = self.rank.shard_of(stage).sharers.ranks
             yield _wait(begun, ("unshard", stage, -1), ranks)
+
+    def collect(self, place: int, calls: SumCalls) -> Iterator[Bound]:
+        """Yield the calls of the Collect at `place` of the code, behind all sums."""
+        yield from self.waits()
+        instruction = self.code[place]
+        assert isinstance(instruction, Collect)
+        where = "collect", *instruction.of[1:]
+        following = (each for each in self.code[place + 1 :] if isinstance(each, Compute))
+        is_next = self._reads(next(following).action, instruction)
+        if not self.has_lane or (is_next and not self.collects):
+            call = partial(_one_after_the_other, calls.make, calls.sum, calls.after)
+            yield Bound(call, "collective", *where, ranks=instruction.ranks)
+            return
+        yield Bound(calls.make, "versions", *where)
+        begin, begun = self._beside(calls.sum)
+        self.collects.append((instruction, begun, calls.after))
+        yield Bound(begin, "begin", *where)
+
+    def collected(self, action: Action) -> Iterator[Bound]:
+        """Yield the calls that wait for what an action reads, if it is still collected."""
+        for each in [one for one in self.collects if self._reads(action, one[0])]:
+            yield from self._taken(each)
+
+    def _all_collected(self) -> Iterator[Bound]:
+        while self.collects:
+            yield from self._taken(self.collects[0])
+
+    def _taken(self, one: "tuple[Collect, Begun | Queued, Call]") -> Iterator[Bound]:
+        """Yield the calls that wait for a Collect and put what came in its place."""
+        self.collects.remove(one)
+        instruction, begun, after = one
+        where = "collect", *instruction.of[1:]
+        yield _wait(begun, where, instruction.ranks)
+        yield Bound(after, "versions", *where)
+
+    def _reads(self, action: Action, collect: Collect) -> bool:
+        """Return whether an action reads what is collected, or comes behind one that does."""
+        edge = self.program.edges[collect.edge]
+        if (action.stage, action.micro_batch) != (edge.target, collect.of.micro_batch):
+            return False
+        return (edge.kind == "F") == (action.kind == "F")
 
     def before(self, stage: int) -> Iterator[Bound]:
         """Yield the calls that wait for sums of gradients that a backward of `stage` adds to."""
@@ -247,6 +297,11 @@ class Awaited:
             return False
         following = (each for each in self.code[place + 1 :] if not isinstance(each, Reduction))
         return self.has_lane and not isinstance(next(following), Update)
+
+
+def _one_after_the_other(*calls: Call) -> None:
+    for call in calls:
+        call()
 
 
 def _quiet(call: Call, reduction: Reduction) -> Iterator[Bound]:

@@ -3,6 +3,7 @@
     one_f_one_b
     two_bp(limit=4)
     one_f_one_b / units 4 4                                     each of two stages in four units
+    one_f_one_b / units 4 woven                                 two micro-batches in turn by unit
     zb_greedy for F 2.1 0.9 ms, I 2 0.8 ms, W 1.9 0.7 ms
 
 Code that has the sizes (stages, micro-batches, ranks, steps of a window) makes the schedule.
@@ -31,7 +32,7 @@ from penstock.schedule.weight_rule import SYNCHRONOUS
 from penstock.typed import MisfitError, typed
 
 _SIZES = ("num_stages", "num_micro_batches", "num_ranks", "num_steps")
-_TEXT = re.compile(r"(\w+)(?:\((.*)\))?(?:\s*/\s*units((?:\s+\d{1,9})+))?", re.ASCII)
+_TEXT = re.compile(r"(\w+)(?:\((.*)\))?(?:\s*/\s*units((?:\s+\d{1,9})+)(\s+woven)?)?", re.ASCII)
 _WHOLE = re.compile(r"-?\d{1,18}", re.ASCII)
 _NUMBER = re.compile(r"-?\d{1,18}(?:\.\d{1,20})?(?:e-?\d{1,3})?", re.ASCII)
 
@@ -50,6 +51,7 @@ class Recipe:
     seconds:    for which the builder arranges the actions, if it takes any; None: all equal.
     units:      how many each of the builder's own stages is cut into (refine.py); empty: none is.
                 The seconds are then those of the builder's stages, the sizes those of the units.
+    woven:      whether units of two micro-batches are done in turn.
     Raises:     ScheduleError: no such builder or argument, or a value that it cannot have.
     """
 
@@ -57,10 +59,13 @@ class Recipe:
     arguments: tuple[tuple[str, Argument], ...] = ()
     seconds: Seconds | None = None
     units: tuple[int, ...] = ()
+    woven: bool = False
 
     def __post_init__(self) -> None:
         if self.units:
             check_units(self.units)
+        elif self.woven:
+            raise ScheduleError(f"{self.builder} is woven without units", hint="leave out woven")
         known = _known(self.builder)
         object.__setattr__(self, "arguments", tuple(sorted(self.arguments)))
         own = known.keys() - {*_SIZES, "seconds"}
@@ -96,7 +101,7 @@ class Recipe:
         """Return builder, arguments and units without seconds, as `parse` reads them."""
         words = ", ".join(f"{name}={value}" for name, value in self.arguments)
         named = f"{self.builder}({words})" if words else self.builder
-        return f"{named}{words_of_units(self.units)}" if self.units else named
+        return f"{named}{words_of_units(self.units, woven=self.woven)}" if self.units else named
 
     def __str__(self) -> str:
         if self.seconds is None:
@@ -125,7 +130,7 @@ class Recipe:
                 raise ScheduleError(f"{part.strip()!r} is no argument of {found[1]}", hint=hint)
             pairs.append((name, _value(value)))
         units = tuple(map(int, (found[3] or "").split()))
-        return cls(found[1], tuple(pairs), units=units)
+        return cls(found[1], tuple(pairs), units=units, woven=bool(found[4]))
 
     def build(
         self,
@@ -149,7 +154,7 @@ class Recipe:
         own = len(self.units) or num_stages
         asked = self.builder, own, num_micro_batches, tuple(sorted(extra.items()))
         make = _kept if own * num_micro_batches <= _MOST_KEPT else _made
-        return refine(make(*asked), self.units) if self.units else make(*asked)
+        return refine(make(*asked), self.units, woven=self.woven) if self.units else make(*asked)
 
     def check(self, num_stages: int) -> None:
         """Check that units and seconds are for that many stages.
@@ -244,11 +249,21 @@ def units_of(of: AnySchedule) -> tuple[int, ...]:
     return of.units if isinstance(of, Recipe) else ()
 
 
+def is_woven(of: AnySchedule) -> bool:
+    """Return whether a recipe's units are those of two micro-batches in turn."""
+    return isinstance(of, Recipe) and of.woven
+
+
+def woven(of: Recipe, *, woven: bool = True) -> Recipe:
+    """Return a recipe of units with those of two micro-batches in turn, or one after the other."""
+    return replace(of, woven=woven)
+
+
 def as_cut(asked: AnySchedule, of: AnySchedule) -> AnySchedule:
     """Return the recipe `asked` with the units of `of`, unless it has its own; a schedule as is."""
     if not isinstance(asked, Recipe) or asked.units:
         return asked
-    return replace(asked, units=units_of(of))
+    return replace(asked, units=units_of(of), woven=is_woven(of))
 
 
 def name_of(of: AnySchedule) -> str:

@@ -20,7 +20,15 @@ from penstock.program.passes.shard import Sharding
 from penstock.routes import routes_of, server_places
 from penstock.schedule.figures import peak_activations
 from penstock.schedule.orders import B
-from penstock.schedule.recipe import Recipe, any_schedule, copied_of, has_window, name_of, trains
+from penstock.schedule.recipe import (
+    Recipe,
+    any_schedule,
+    copied_of,
+    has_window,
+    is_woven,
+    name_of,
+    trains,
+)
 from penstock.search.balance import seconds_before
 from penstock.search.candidate import Candidate
 from penstock.search.crossing import crossing
@@ -73,6 +81,7 @@ def reasons(
         Decision("schedule", _made_for(plan), by(asked), schedule),
         Decision("micro-batches", plan.share_words, *_sharing(plan)),
         Decision("recompute", _yes_no(plan), by(fixed.recompute), again),
+        *_weaving(best, field, judge),
         *_waiting(judge, best, fixed),
         *_copies(best, field, judge, asked),
         *_shards(judge, best),
@@ -189,6 +198,15 @@ def _shards(judge: Judge, best: Candidate) -> Iterator[Decision]:
         row = (f"{float(plan.grid.part_of(r, own)):.3g}" for r in range(plan.total_ranks))
         why = f"in equal parts {equal.refused}" if equal.refused else "by the memory of the ranks"
         yield Decision("parts", f"{', '.join(row)} of what is divided", "search", why)
+
+
+def _weaving(best: Candidate, field: Field, judge: Judge) -> Iterator[Decision]:
+    """Yield whether ranks that divide ops compute one micro-batch while they collect of another."""
+    if not any(is_woven(each.schedule) for each in field.plans):
+        return
+    value = "woven" if is_woven(best.plan.schedule) else "one after the other"
+    why = _against(best, field, judge, "order of units", lambda plan: is_woven(plan.schedule))
+    yield Decision("units", value, "search", why)
 
 
 def _validation(judge: Judge, plan: Plan) -> Iterator[Decision]:

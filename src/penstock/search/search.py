@@ -26,7 +26,7 @@ from penstock.program.passes.shard import Sharding
 from penstock.rules.rewrite import made_to_keep
 from penstock.rules.rule import Rule
 from penstock.rules.ruled import ASKED, Ruled, ruled
-from penstock.schedule.recipe import Recipe, any_schedule, check_trains, name_of
+from penstock.schedule.recipe import Recipe, any_schedule, check_trains, name_of, woven
 from penstock.search.balance import ANYWHERE, StageEnds, balanced_cuts_on
 from penstock.search.candidate import Candidate, Objective
 from penstock.search.copied import with_copies
@@ -284,7 +284,7 @@ class _Cutter:
                 self.problem = self.problem or problem
                 continue
             points = collect_points(self.judge.graph)
-            yield divided(again, self.judge.graph, points) if points else again
+            yield from _in_turn(divided(again, self.judge.graph, points)) if points else [again]
             if any(word != "none" for word in again.offload) and self.copies_beside(again):
                 yield again.changed(beside=True)
                 if again.far and again.num_stages > again.num_ranks:
@@ -355,6 +355,14 @@ class _Cutter:
                 found = None
             self._cuts[devices, portions] = found
         return self._cuts[devices, portions]
+
+
+def _in_turn(plan: Plan) -> Iterator[Plan]:
+    """Yield a plan of ranks that divide ops, and the one that collects beside computes."""
+    yield plan
+    recipe, several = plan.schedule, max(plan.grid.shares) > 1
+    if several and plan.num_ranks == 1 and isinstance(recipe, Recipe):
+        yield plan.changed(schedule=woven(recipe))
 
 
 def _none_fits(found: Sequence[Candidate]) -> PlanError:

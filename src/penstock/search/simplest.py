@@ -14,7 +14,7 @@ from penstock.bits import AS_IT_IS
 from penstock.graph.wire import wire_choices
 from penstock.plan.plan import Decision, Plan
 from penstock.schedule.orders import F
-from penstock.schedule.recipe import copied_of, name_of
+from penstock.schedule.recipe import copied_of, is_woven, name_of
 from penstock.search.candidate import Candidate, Objective
 from penstock.search.judge import Judge
 from penstock.search.moves import does_without
@@ -29,7 +29,8 @@ def simplest(
     """Return the simplest of the usable candidates whose score is within `error` of the best.
 
     That is the one with fewest messages a step, then fewest stages, then whose stages do without
-    nothing, then without copies beside computes, which need more memory, then the best score.
+    nothing, then without copies or collects beside computes, which need more memory, then the best
+    score.
     """
     if objective == "memory" or error == 0:
         return best
@@ -39,8 +40,8 @@ def simplest(
         (*_size(judge, each.plan), *_beyond(each.plan), each.score(objective), at, each)
         for at, each in enumerate([best, *close])
     ]
-    found = min(rows, key=lambda row: row[:6])
-    return best if found[:4] == rows[0][:4] else found[-1]
+    found = min(rows, key=lambda row: row[:7])
+    return best if found[:5] == rows[0][:5] else found[-1]
 
 
 def exactest(
@@ -68,6 +69,8 @@ def why_simplest(judge: Judge, chosen: Candidate, best: Candidate) -> Decision:
     (own, _), (theirs, stages) = _size(judge, chosen.plan), _size(judge, best.plan)
     other = f"{best.plan.replicas} x {stages} stages, {name_of(best.plan.schedule)}"
     other += ", copies beside computes" if _copies(best.plan) > _copies(chosen.plan) else ""
+    woven = is_woven(best.plan.schedule) and not is_woven(chosen.plan.schedule)
+    other += ", collects beside computes" if woven else ""
     other += ", of which some are divided, far or repeated" * (
         does_without(best.plan) and not does_without(chosen.plan)
     )
@@ -78,9 +81,11 @@ def why_simplest(judge: Judge, chosen: Candidate, best: Candidate) -> Decision:
     return Decision("simplest", f"{own:,} messages a step", "search", why)
 
 
-def _beyond(plan: Plan) -> tuple[bool, bool]:
-    """Return whether stages do without something, and whether copies run beside computes."""
-    return does_without(plan), _copies(plan)
+def _beyond(plan: Plan) -> tuple[bool, bool, bool]:
+    """Return whether stages do without something, and whether copies, or collects, run beside
+    computes.
+    """
+    return does_without(plan), _copies(plan), is_woven(plan.schedule)
 
 
 def _copies(plan: Plan) -> bool:

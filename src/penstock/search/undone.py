@@ -17,7 +17,16 @@ from penstock.rules.rewrite import made_to_keep, rewritten
 from penstock.rules.rule import Rule
 from penstock.rules.ruled import Ruled, Said
 from penstock.schedule.grid import evenly
-from penstock.schedule.recipe import Recipe, as_cut, built_on, name_of, trains, units_of
+from penstock.schedule.recipe import (
+    Recipe,
+    as_cut,
+    built_on,
+    is_woven,
+    name_of,
+    trains,
+    units_of,
+    woven,
+)
 from penstock.search.balance import balanced_cuts
 from penstock.search.candidate import Candidate
 from penstock.search.judge import Judge
@@ -88,9 +97,17 @@ def _others(judge: Judge, plan: Plan) -> Iterator[_Other]:
         yield "compiled", "op by op", lambda: plan.changed(compiled=False)
     if plan.overlap.early:
         yield "receives", "when they are needed", lambda: plan.changed(early=0)
-    if units_of(plan.schedule):
-        yield "units", "whole stages", lambda: _whole(graph, plan)
+    yield from _otherwise_in_units(graph, plan)
     yield from _without_rules(graph, plan)
+
+
+def _otherwise_in_units(graph: Graph, plan: Plan) -> Iterator[_Other]:
+    recipe = plan.schedule
+    if isinstance(recipe, Recipe) and is_woven(recipe):
+        words = "those of one micro-batch after the other"
+        yield "units", words, lambda: plan.changed(schedule=woven(recipe, woven=False))
+    elif units_of(recipe):
+        yield "units", "whole stages", lambda: _whole(graph, plan)
 
 
 def _undivided(plan: Plan) -> Iterator[_Other]:

@@ -23,6 +23,7 @@ from penstock.program.codes import (
     UPDATE,
     WORKS,
 )
+from penstock.program.instructions import CollectHow
 from penstock.program.program import Program
 from penstock.program.reductions import AverageWeights, Guard, Reduction, Sum
 from penstock.program.wiring import wire
@@ -90,7 +91,7 @@ def job_of(  # long: one line for each array
         _queues(program, seconds, cluster),
         _copies(program, sizes),
         _record(program, routes, spans=spans),
-        _meetings(program, seconds, cluster),
+        _meetings(program, sizes, seconds, cluster),
     )
 
 
@@ -204,7 +205,8 @@ def _mail(
     by_message = np.zeros((0, 3))
     if given_s is not None:
         costly, by_message = True, np.zeros((messages, 3))
-        by_message[_messages(program, sizes)] = given_s
+        sends = np.flatnonzero(SENDS[program.code.op])
+        by_message[_messages(program, sizes, sends)] = given_s
     return kernel.Letters(
         arrival_s=np.full(messages, kernel.ABSENT),
         end_s=np.zeros(messages if costly else 0),
@@ -216,9 +218,9 @@ def _mail(
     )
 
 
-def _messages(program: Program, sizes: kernel.Extents) -> Ints:
-    """Return the number of the message of every Send."""
-    codes, rows = program.code, np.flatnonzero(SENDS[program.code.op])
+def _messages(program: Program, sizes: kernel.Extents, rows: Ints) -> Ints:
+    """Return the number of the message of Sends, or of Collects as their readers wait for them."""
+    codes = program.code
     owners = np.searchsorted(codes.offsets, rows, side="right") - 1
     edges = sizes.replica[owners] * sizes.edges + codes.edge[rows]
     return edges * sizes.micro_batches + codes.micro_batch[rows]
@@ -262,11 +264,15 @@ def _queues(
 
 
 def _meetings(
-    program: Program, seconds: Costs | Recorded | Seconds, cluster: Cluster | None
+    program: Program,
+    sizes: kernel.Extents,
+    seconds: Costs | Recorded | Seconds,
+    cluster: Cluster | None,
 ) -> kernel.CollectQueues:
     """Return the Collects of every rank, each as long as its slowest link takes."""
     codes, num_ranks, grid = program.code, program.num_ranks, program.grid
     rows = np.flatnonzero(codes.op == COLLECT)
+    first = np.searchsorted(rows, codes.offsets[:-1]).astype(np.int64)
     firsts = np.array([each.ranks[0] for each in codes.meetings], np.int64)
     pairs = list(zip(codes.edge[rows].tolist(), codes.slot[rows].tolist(), strict=True))
     took = {pair: collect_s(program, *pair, cluster) for pair in set(pairs)}
@@ -274,16 +280,54 @@ def _meetings(
     if isinstance(seconds, Recorded) and len(seconds.collect_s):
         taken_s = seconds.collect_s.copy()
     return kernel.CollectQueues(
-        item=np.searchsorted(rows, codes.offsets[:-1]).astype(np.int64),
+        first=first,
+        came=np.zeros(num_ranks, np.int64),
+        over=np.zeros(num_ranks, np.int64),
         group=firsts[codes.slot[rows]] if len(rows) else np.zeros(0, np.int64),
         apart=grid.num_ranks,
         members=grid.tensor,
         taken_s=taken_s,
-        came=np.zeros(num_ranks, np.int64),
-        latest_s=np.zeros(num_ranks),
-        over_s=np.full(num_ranks, kernel.ABSENT),
+        share=_collect_shares(program, rows, taken_s, seconds, cluster),
+        message=_messages(program, sizes, rows),
+        issued_s=np.zeros(len(rows)),
+        free_s=np.zeros(num_ranks),
         times_s=np.zeros((len(rows), 2)),
     )
+
+
+def _collect_shares(
+    program: Program,
+    rows: Ints,
+    taken_s: Floats,
+    seconds: Costs | Recorded | Seconds,
+    cluster: Cluster | None,
+) -> Floats:
+    """Return the part of its rank's core that each Collect takes while it lasts; empty: none."""
+    if cluster is None or isinstance(seconds, Recorded) or not len(rows):
+        return np.zeros(0)
+    codes, spare = program.code, _spare(program, cluster)
+    owners = np.searchsorted(codes.offsets, rows, side="right") - 1
+    ranks_of: list[int] = owners.tolist()
+    edges: list[int] = codes.edge[rows].tolist()
+    slots: list[int] = codes.slot[rows].tolist()
+    keys = list(zip(ranks_of, edges, slots, strict=True))
+    lost: dict[tuple[int, int, int], float] = {}
+    for rank, edge, meeting in set(keys):
+        ranks, how = codes.meetings[meeting]
+        size_bytes = _collected_bytes(program, edge, how)
+        times = {"sum": 2.0, "gather": float(len(ranks))}.get(how, 1.0)
+        sent_bytes = times * (len(ranks) - 1) / len(ranks) * size_bytes
+        own_s = lost_s(cluster.slowest_link(ranks), sent_bytes, 0.0, spare[rank])
+        lost[rank, edge, meeting] = own_s
+    busy_s = np.array([lost[key] for key in keys])
+    if not busy_s.any():
+        return np.zeros(0)
+    return np.minimum(1.0, busy_s / np.maximum(taken_s, 1e-12))
+
+
+def _collected_bytes(program: Program, edge: int, how: CollectHow) -> int:
+    collects = program.edges[edge].collects
+    return next(each.size_bytes for each in collects if each.how == how)
 
 
 def collect_s(program: Program, edge: int, meeting: int, cluster: Cluster | None) -> float:
@@ -291,8 +335,7 @@ def collect_s(program: Program, edge: int, meeting: int, cluster: Cluster | None
     ranks, how = program.code.meetings[meeting]
     if cluster is None:
         return 0.0
-    collects = program.edges[edge].collects
-    size_bytes = next(each.size_bytes for each in collects if each.how == how)
+    size_bytes = _collected_bytes(program, edge, how)
     if how == "sum":
         return cluster.sum_s(size_bytes, ranks)
     if how == "exchange":

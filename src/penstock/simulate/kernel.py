@@ -39,7 +39,7 @@ Ints: TypeAlias = NDArray[np.int64]
 
 DONE, FULL = 0, 1  # why `run` came to an end
 ABSENT, POSTED = -2.0, -1.0  # in place of the time at which a message arrived or weights were there
-NOTHING, ARRIVAL, POST, COLLECTIVE, TURN, MEETING = range(6)  # what a rank waits for
+NOTHING, ARRIVAL, POST, COLLECTIVE, TURN = range(5)  # what a rank waits for
 
 
 class Code(NamedTuple):
@@ -155,16 +155,22 @@ class Queues(NamedTuple):
 
 
 class CollectQueues(NamedTuple):
-    """Collects, in which ranks wait for each other; empty where there is none."""
+    """Collects, each of which begins when all its ranks came; empty where there is none.
 
-    item: Ints  # by rank: its next one
+    Those of a rank are over one after the other; what reads one waits for it, as for a message.
+    """
+
+    first: Ints  # by rank: its first one
+    came: Ints  # by rank: how many it came to
+    over: Ints  # by first rank: how many are over
     group: Ints  # by item, as they stand in the code: the first of its ranks
     apart: int  # the ranks of a group are so far from each other
     members: int  # and so many
     taken_s: Floats  # by item
-    came: Ints  # by first rank: members that are there
-    latest_s: Floats  # by first rank: when the last of them came
-    over_s: Floats  # by rank: when the one that it waited for was over, or ABSENT
+    share: Floats  # by item: of its rank's core, that it takes beside a compute; empty: nothing
+    message: Ints  # by item: as which it arrives
+    issued_s: Floats  # by item
+    free_s: Floats  # by first rank: when all that began are over
     times_s: Floats  # [item, 2]: from when to when
 
 
@@ -373,21 +379,18 @@ def run(job: Simulation) -> int:  # long: see the top of the file
                         taken[rank] = queues.share[item]
                     _issue(rank, clock_s[rank], queues, agenda)
                 elif op == COLLECT:
-                    item = int(meetings.item[rank])
-                    if meetings.over_s[rank] == ABSENT:
-                        if over[rank] < issued[rank]:
-                            _wait(rank, COLLECTIVE, 0, agenda)
-                            break
-                        if over[rank] > 0:
-                            last_item = queues.offsets[rank] + over[rank] - 1
-                            clock_s[rank] = max(clock_s[rank], queues.over_s[last_item])
-                        if not _meet(rank, clock_s[rank], meetings, agenda):
-                            _wait(rank, MEETING, 0, agenda)
-                            break
-                    meetings.times_s[item, 0] = meetings.over_s[rank] - meetings.taken_s[item]
-                    meetings.times_s[item, 1] = clock_s[rank] = meetings.over_s[rank]
-                    meetings.over_s[rank] = ABSENT
-                    meetings.item[rank] += 1
+                    if over[rank] < issued[rank]:
+                        _wait(rank, COLLECTIVE, 0, agenda)
+                        break
+                    if over[rank] > 0:
+                        last_item = queues.offsets[rank] + over[rank] - 1
+                        clock_s[rank] = max(clock_s[rank], queues.over_s[last_item])
+                    if len(meetings.share) > 0:
+                        item = meetings.first[rank] + meetings.came[rank]
+                        sums_s[rank] = max(sums_s[rank], clock_s[rank]) + meetings.taken_s[item]
+                        taken[rank] = meetings.share[item]
+                    arrival_s[message] = POSTED
+                    _meet(rank, clock_s[rank], meetings, arrival_s, agenda)
                 elif op == BEGIN_OFFLOAD or op == BEGIN_RELOAD:  # noqa: SIM109
                     if WAITS_FOR_SUMS[op, kinds[row]]:
                         if over[rank] < issued[rank]:
@@ -441,22 +444,32 @@ def run(job: Simulation) -> int:  # long: see the top of the file
 
 
 @compiled
-def _meet(rank: int, now_s: float, meetings: CollectQueues, agenda: Agenda) -> bool:
-    """Let a rank come to a Collect; if it is the last, let all others go on: True."""
-    item = meetings.item[rank]
-    first = meetings.group[item]
-    meetings.came[first] += 1
-    meetings.latest_s[first] = max(meetings.latest_s[first], now_s)
-    if meetings.came[first] < meetings.members:
-        return False
-    over_s = meetings.latest_s[first] + meetings.taken_s[item]
-    meetings.came[first], meetings.latest_s[first] = 0, 0.0
-    for at in range(meetings.members):
-        member = int(first + at * meetings.apart)
-        meetings.over_s[member] = over_s
-        if member != rank:
-            _wake(member, MEETING, 0, agenda)
-    return True
+def _meet(
+    rank: int, now_s: float, meetings: CollectQueues, arrival_s: Floats, agenda: Agenda
+) -> None:
+    """Let a rank come to a Collect; end all that have all their ranks now."""
+    item = meetings.first[rank] + meetings.came[rank]
+    meetings.issued_s[item] = now_s
+    meetings.came[rank] += 1
+    first = int(meetings.group[item])
+    while True:
+        number, begun_s = meetings.over[first], meetings.free_s[first]
+        for at in range(meetings.members):
+            member = first + at * meetings.apart
+            if meetings.came[member] <= number:
+                return
+            begun_s = max(begun_s, meetings.issued_s[meetings.first[member] + number])
+        meetings.over[first] += 1
+        over_s = begun_s + meetings.taken_s[meetings.first[rank] + number]
+        meetings.free_s[first] = over_s
+        for at in range(meetings.members):
+            member = first + at * meetings.apart
+            item = meetings.first[member] + number
+            meetings.times_s[item, 0] = over_s - meetings.taken_s[item]
+            meetings.times_s[item, 1] = over_s
+            message = int(meetings.message[item])
+            arrival_s[message] = over_s
+            _wake(member, ARRIVAL, message, agenda)
 
 
 @compiled

@@ -118,7 +118,12 @@ class Options(TypedDict, total=False):
     ]
     units: Annotated[
         "Units | None",
-        Spelling("plan", "One unit for each block, or N for each stage.", metavar="block|N"),
+        Spelling(
+            "plan",
+            "One unit for each block, or N for each stage; woven: of two micro-batches in turn, "
+            "where ranks divide ops or tokens.",
+            metavar="block|N|woven",
+        ),
     ]
     offload: Annotated[
         "Offloaded | None",

@@ -389,6 +389,7 @@ def _asks(options: Options, names: Sequence[str]) -> dict[str, bool]:
     values = {name: options.get(name) for name in names}
     values |= {name: (options.get(name) or 1) > 1 for name in ("tensor", "context")}  # of 1, none
     values["until_loss"] = options.get("until_loss") is not None  # 0 is a loss
+    values["units"] = options.get("units") not in (None, "woven")  # which are of divided ops
     return {name: bool(values[name]) for name in names}
 
 
