@@ -21,15 +21,16 @@ from penstock.choose.joined_counts import (
     with_joined,
 )
 from penstock.choose.prepare import joined_step, machines, profiled_here
-from penstock.choose.sliced import in_slices, reason
+from penstock.choose.sliced import SliceSearch, reason
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.order import placed
 from penstock.errors import GraphError, MemoryShortError, PlanError
 from penstock.graph.graph import Graph
 from penstock.job import Job
 from penstock.keyed import only_key
-from penstock.listener import SILENT, Listener
+from penstock.listener import SILENT, Listener, Move
 from penstock.plan.plan import Decision, Plan, Prediction, Units, check_fits, decide
+from penstock.processes.errand import Errands
 from penstock.profile.kinds import save_profiles
 from penstock.program.passes.receive_early import early_on
 from penstock.rules.rewrite import rewritten
@@ -193,11 +194,15 @@ class Searched(NamedTuple):
 
 
 class Machines(NamedTuple):
-    """Where to train, None for this machine; what measures a step on its devices; who listens."""
+    """Where to train, None for this machine; what measures a step on its devices; who listens.
+
+    hands:    searches that may go on beside each other, in processes of their own; 1: none.
+    """
 
     cluster: Cluster | None = None
     profile: "Profiling" = profiled_here
     listener: Listener = SILENT
+    hands: int = 1
 
 
 class Rewrites(NamedTuple):
@@ -371,18 +376,54 @@ def best(
     """
     if not is_kept(kernel.run):
         there.listener.say(COMPILES)
-    start, rows = time.perf_counter(), list(_options(job, fixed, captured, there, aim))
+    is_long = math.isinf(aim.num_steps)  # else what one way takes says whether others are tried
+    with Errands(there.hands if is_long else 1) as errands:
+        tried = _tried(job, captured, _Searching(fixed, there, aim, errands))
+    return _best_of_tried(tried, captured, _Searching(fixed, there, aim, errands))
+
+
+class _Tried(NamedTuple):
+    """What was found with each way, in slices too, and why others cannot be.
+
+    rows:     of the ways of joining micro-batches, what is whole.
+    """
+
+    rows: "list[tuple[Joining, Option | PlanError]]"
+    whole: list[GraphError]
+    options: list[Option]
+    degrees: DegreeSearch
+
+
+def _tried(job: Job, captured: "Capture", searching: "_Searching") -> _Tried:
+    """Return what is found with all ways that are worth a search."""
+    fixed, there, aim, errands = searching
+    start, rows = time.perf_counter(), list(_options(job, captured, searching))
     tried = [(way, row) for way, row in rows if not isinstance(row, GraphError)]
     whole = [row for _, row in rows if isinstance(row, GraphError)]
-    problems = [option for _, option in tried if isinstance(option, PlanError)]
     options = [option for _, option in tried if not isinstance(option, PlanError)]
-    cut = partial(_cut_option, fixed=fixed, there=there, aim=aim)
     is_over = _over(start, aim.limit_s)
-    if only_key(job.data) is None:  # else steps of other shapes would have to be cut alike
-        options += in_slices(tried, fixed, aim.objective, cut, is_over)
-    degrees = DegreeSearch(tried, fixed, there.cluster, cut, is_over)
+    cut = partial(searching.begun_of, is_over=is_over)
+    # else steps of other shapes would have to be cut alike
+    about = tried if only_key(job.data) is None else [], fixed, aim.objective
+    slices = SliceSearch(*about, cut, errands.hands)
+    degrees = DegreeSearch(tried, fixed, there.cluster, searching.found_of, is_over)
+    divided = degrees.options(aim.objective)
+    if errands.hands > 1:  # while what is in slices is searched
+        divided = iter([*divided])
+    options += slices.options(is_over)
     if not any(aim.is_brief(option.best.step_s) for option in options):
-        options += degrees.options(aim.objective)
+        options += divided
+    return _Tried(tried, whole, options, degrees)
+
+
+def _best_of_tried(made: _Tried, captured: "Capture", searching: "_Searching") -> Searched:
+    """Return the best of what was tried, with the reasons.
+
+    Raises:   PlanError: there is none.
+    """
+    fixed, _, aim, _ = searching
+    tried, whole, options, degrees = made
+    problems = [option for _, option in tried if isinstance(option, PlanError)]
     if not options:
         raise problems[0]
     first = min(options, key=lambda option: option.best.score(aim.objective))
@@ -414,58 +455,114 @@ def _left_out(
         yield Decision("search", _BRIEF, "search", why)
 
 
-def _cut_option(
-    way: Joining, captured: "Capture", *, fixed: Fixed, there: Machines, aim: SearchAim
-) -> Option:
-    """Return what the search finds of the step of a way with parameters in slices.
+class _Searching(NamedTuple):
+    """How ways are searched: what is fixed, where, for what, and by whom."""
 
-    Raises:   PlanError: nothing fits what is fixed, or the memory.
-    """
-    assert there.cluster is not None, "a search is of some machines"
-    profiles = there.profile(captured, way.job, there.cluster, there.listener)
-    part_s = None if aim.limit_s is None else aim.limit_s / MOST_JOINED
-    cut = way._replace(captured=captured, profiles=profiles)
-    return _option(cut, fixed, there, aim, _over(None, part_s))
+    fixed: Fixed
+    there: Machines
+    aim: SearchAim
+    errands: Errands
+
+    def begun(self, way: Joining, is_over: Callable[[], bool]) -> Callable[[], Option]:
+        """Return what waits for the search of a way, which goes on meanwhile if there is a hand.
+
+        Raises (what waits):   PlanError: nothing fits what is fixed, or the memory.
+        """
+        about = way, self.fixed, self.there, self.aim, is_over
+        errand = self.errands.begin(partial(_found, *about))
+
+        def awaited() -> Option:
+            with self.there.listener.progress("searching") as update:
+                return Option(way, *errand.result(update))
+
+        return awaited
+
+    def begun_of(
+        self, way: Joining, captured: "Capture", *, is_over: Callable[[], bool]
+    ) -> Callable[[], Option]:
+        """Return the same of the step of a way with other ops, each part of the time at most."""
+        there, limit_s = self.there, self.aim.limit_s
+        assert there.cluster is not None, "a search is of some machines"
+        profiles = there.profile(captured, way.job, there.cluster, there.listener)
+        is_late = _over(None, None if limit_s is None else limit_s / MOST_JOINED)
+        cut = way._replace(captured=captured, profiles=profiles)
+        beside = self.errands.hands > 1
+        return self.begun(cut, lambda: is_late() or (beside and is_over()))
+
+    def found_of(self, way: Joining, captured: "Capture") -> Option:
+        """Return what a search of such a step finds, in this process.
+
+        Raises:   PlanError: nothing fits what is fixed, or the memory.
+        """
+        here = self._replace(errands=Errands(1))
+        return here.begun_of(way, captured, is_over=lambda: False)()
+
+    def way(self, job: Job, captured: "Capture", count: Taken) -> Joining | GraphError:
+        """Return the way that joins so many micro-batches, measured; or why they stay whole."""
+        there, cluster = self.there, self.there.cluster
+        assert cluster is not None, "a search is of some machines"
+        pair = (job, captured) if count == 1 else _joined_job(job, captured, count, there)
+        if isinstance(pair, GraphError):
+            return pair
+        pair = as_asked(*pair, self.fixed.axis, there.listener)
+        return Joining(count, *pair, there.profile(pair[1], pair[0], cluster, there.listener))
+
+    def begun_ways(
+        self, job: Job, captured: "Capture", counts: Sequence[Taken]
+    ) -> "dict[Taken, tuple[Joining | GraphError, Callable[[], Option]]]":
+        """Return all ways, and what waits for the search of each; nothing where there are no hands.
+
+        Those that are searched one after another have the same part of the time.
+        """
+        found: dict[Taken, tuple[Joining | GraphError, Callable[[], Option]]] = {}
+        limit_s, turns = self.aim.limit_s, self.errands.turns(len(counts))
+        for count in counts if self.errands.hands > 1 else ():
+            way = self.way(job, captured, count)
+            is_over = _over(None, None if limit_s is None else limit_s / turns)
+            begun = _nothing if isinstance(way, GraphError) else self.begun(way, is_over)
+            found[count] = way, begun
+        return found
+
+
+def _nothing() -> Option:
+    raise LookupError("no search of a way that cannot be was begun")
 
 
 def _options(
-    job: Job,
-    fixed: Fixed,
-    captured: "Capture",
-    there: Machines,
-    aim: SearchAim,
+    job: Job, captured: "Capture", searching: _Searching
 ) -> "Iterator[tuple[Joining, Option | PlanError | GraphError]]":
     """Yield for each way of joining micro-batches what the search finds, or why they stay whole.
 
     Each has the same part of the time that is left, and none is begun without any.  None are joined
     in a brief run.  Where nothing fits the memory they are divided until something does.
     """
+    fixed, there, aim, _ = searching
     cluster, left_s = there.cluster, aim.limit_s
     assert cluster is not None, "a search is of some machines"
     ranks = cluster.num_ranks if fixed.ranks is None else fixed.ranks
     sizes, smaller = _sizes(job, fixed, captured.graph.samples, ranks)
     short, fits, is_brief = False, False, False
+    ahead = searching.begun_ways(job, captured, sizes)
     for at, count in enumerate((*sizes, *smaller)):
         if at >= len(sizes) and (fits or not short):
             return
-        if at and left_s is not None and left_s <= 0:
+        if at and left_s is not None and left_s <= 0 and count not in ahead:
             way = Joining(count, job, captured, ())
             yield way, PlanError("the time limit was reached")
             return
         if count > 1 and is_brief:
             continue
-        pair = (job, captured) if count == 1 else _joined_job(job, captured, count, there)
-        if isinstance(pair, GraphError):
+        way, awaited = ahead.get(count) or (searching.way(job, captured, count), _nothing)
+        if isinstance(way, GraphError):
             if count < 1:
-                yield Joining(count, job, captured, ()), pair
+                yield Joining(count, job, captured, ()), way
             continue
-        pair = as_asked(*pair, fixed.axis, there.listener)
-        profiles = there.profile(pair[1], pair[0], cluster, there.listener)
         start = time.perf_counter()
-        part_s = None if left_s is None else left_s / max(1, len(sizes) - at)
-        way = Joining(count, *pair, profiles)
+        if count not in ahead:
+            part_s = None if left_s is None else left_s / max(1, len(sizes) - at)
+            awaited = searching.begun(way, _over(None, part_s))
         try:
-            yield way, (option := _option(way, fixed, there, aim, _over(None, part_s)))
+            yield way, (option := awaited())
             fits, is_brief = True, aim.is_brief(option.best.step_s)
         except PlanError as problem:
             yield way, problem
@@ -482,42 +579,45 @@ def _sizes(job: Job, fixed: Fixed, samples: int, ranks: int) -> tuple[list[Taken
     return sizes, [*smaller]
 
 
-def _option(
-    way: Joining, fixed: Fixed, there: Machines, aim: SearchAim, is_over: Callable[[], bool]
-) -> Option:
-    """Return what the search finds with one way of joining micro-batches.
+def _found(
+    way: Joining,
+    fixed: Fixed,
+    there: Machines,
+    aim: SearchAim,
+    is_over: Callable[[], bool],
+    update: Move,
+) -> tuple[SearchResult, float]:
+    """Return what the search finds with one way of joining micro-batches, and its seconds.
 
     Raises:   PlanError: nothing fits what is fixed, or the memory.
     """
     assert there.cluster is not None, "a search is of some machines"
-    start = time.perf_counter()
-    with there.listener.progress("searching") as update:
-        far = 0, 0
+    start, far = time.perf_counter(), (0, 0)
 
-        def tell(done: int, total: int) -> None:
-            nonlocal far
-            far = done, total
-            update(*far)
+    def tell(done: int, total: int) -> None:
+        nonlocal far
+        far = done, total
+        update(*far)
 
-        def is_late() -> bool:  # asked while plans are polished, too
-            update(*far)
-            return is_over()
+    def is_late() -> bool:  # asked while plans are polished, too
+        update(*far)
+        return is_over()
 
-        found = search(
-            way.captured.graph,
-            way.profiles,
-            there.cluster,
-            micro_batches=way.job.micro_batches,
-            objective=aim.objective,
-            error=ERROR,
-            clip=way.job.awaits_all,
-            fixed=fixed.as_in(way.job),
-            with_front=aim.with_front,
-            is_over=is_late,
-            num_steps=aim.num_steps,
-            progress=tell,
-        )
-    return Option(way, found, time.perf_counter() - start)
+    found = search(
+        way.captured.graph,
+        way.profiles,
+        there.cluster,
+        micro_batches=way.job.micro_batches,
+        objective=aim.objective,
+        error=ERROR,
+        clip=way.job.awaits_all,
+        fixed=fixed.as_in(way.job),
+        with_front=aim.with_front,
+        is_over=is_late,
+        num_steps=aim.num_steps,
+        progress=tell,
+    )
+    return found, time.perf_counter() - start
 
 
 def best_like(found: Searched, fixed: Fixed, there: Machines) -> Choice:
@@ -539,10 +639,11 @@ def best_of(
     """
     options: list[Option] = []
     problem, start = PlanError("nothing was found before"), time.perf_counter()
+    searching = _Searching(fixed, there, FASTEST, Errands(1))
     for at, way in enumerate(ways, 1):
         part_s = None if limit_s is None else limit_s * at / len(ways)
         try:
-            options.append(_option(way, fixed, there, FASTEST, _over(start, part_s)))
+            options.append(searching.begun(way, _over(start, part_s))())
         except PlanError as why:
             problem = why
     if not options:

@@ -6,6 +6,7 @@ larger job it is left out, and the plan says so.
 """
 
 import resource
+import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ from penstock.choose import settle
 from penstock.choose.prepare import traced
 from penstock.choose.settle import CheckOptions
 from penstock.cluster.cluster import Cluster
-from penstock.cluster.machine import free_bytes
+from penstock.cluster.machine import detect, free_bytes
 from penstock.errors import GraphError, JobError
 from penstock.examine import examine
 from penstock.examine.examine import Examined
@@ -25,6 +26,7 @@ from penstock.graph.waiting import bytes_of, is_hollow
 from penstock.job import Job
 from penstock.listener import Listener
 from penstock.plan.plan import Decision
+from penstock.processes.child import can_fork
 from penstock.profile.estimate import kinds_of
 from penstock.profile.of_graph import kind_here
 from penstock.rules.rule import Rule
@@ -63,6 +65,19 @@ class Looking(NamedTuple):
 def is_elsewhere(cluster: Cluster | None) -> bool:
     """Return whether no device of a cluster is of this machine; None is this machine."""
     return cluster is not None and all(kind.name != kind_here() for kind in kinds_of(cluster))
+
+
+def hands(cluster: Cluster) -> int:
+    """Return how many searches for a cluster may go on beside each other; 1: in this process.
+
+    One on each core that this process may use, as far as there is memory for as much as it has;
+    only where nothing is measured here meanwhile, and a fork lacks no thread.
+    """
+    is_alone = threading.active_count() == 1
+    if not (is_elsewhere(cluster) and is_alone and can_fork()):
+        return 1
+    room = int(_SHARE * free_bytes()) // max(1, _data_bytes())
+    return max(1, min(detect().cores, room))
 
 
 def planning(job: Job, cluster: Cluster | None, fixed: Fixed, looking: Looking) -> Planning:

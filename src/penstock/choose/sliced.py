@@ -16,47 +16,85 @@ if TYPE_CHECKING:
     from penstock.graph.trace import Capture
 
     Tried = tuple[Joining, Option | PlanError]  # what a search of a way has found
+    Awaited = Callable[[], Option]
 
 _WORTH = 0.02  # of the seconds, or dollars, of a step: less is not worth another step
 
 
-def in_slices(
-    tried: "Sequence[Tried]",
-    fixed: Fixed,
-    objective: Objective,
-    search: "Callable[[Joining, Capture], Option]",
-    is_over: Callable[[], bool],
-) -> "Iterator[Option]":
-    """Yield what is found with the huge parameters of a step in slices, each better than before.
+class SliceSearch:
+    """The searches of a step with its huge parameters in slices, in more and more of them.
 
     That is of the best way of joining micro-batches, or where nothing fits of the first one; only
     where some plan lacked memory, and the optimizer updates each number by itself.
-    search:   of the step of a way, cut so.
+    tried:    what was found of the whole step, by the way of joining micro-batches.
+    search:   begins one of the step of a way, cut so, and returns what waits for it.
+    hands:    searches that are begun before one is waited for.
     """
+
+    def __init__(
+        self,
+        tried: "Sequence[Tried]",
+        fixed: Fixed,
+        objective: Objective,
+        search: "Callable[[Joining, Capture], Awaited]",
+        hands: int,
+    ) -> None:
+        self._objective: Objective = objective
+        self._search = search
+        usable = [(way, found) for way, found in tried if not isinstance(found, PlanError)]
+        self._way, self._best, self._names = None, None, list[str]()
+        if _may_be_cut(tried, fixed) and objective != "memory":
+            first = tried[0][0], None
+            self._way, self._best = min(
+                usable, key=lambda row: row[1].best.score(objective), default=first
+            )
+            self._names = _names_to_cut(self._way)
+        self._begun: list[Awaited | None] = []
+        if hands > 1:
+            self._begin(hands)
+
+    def _begin(self, count: int) -> None:
+        """Begin the first so many searches; None where there are too few rows."""
+        for slices in COUNTS[len(self._begun) : count] if self._names else ():
+            assert self._way is not None, "its parameters can be cut"
+            try:
+                cut = _cut(self._way.captured, self._names, slices)
+                self._begun.append(self._search(self._way, cut))
+            except (GraphError, PlanError):
+                self._begun.append(None)
+
+    def options(self, is_over: Callable[[], bool]) -> "Iterator[Option]":
+        """Yield what is found, each better than before."""
+        for at in range(len(COUNTS)) if self._names else ():
+            if at >= len(self._begun) and is_over():
+                return
+            self._begin(at + 1)
+            try:
+                if (awaited := self._begun[at]) is None:
+                    continue
+                found = awaited()
+            except (GraphError, PlanError):  # it does not fit either
+                continue
+            if self._best is not None and not _is_better(found, self._best, self._objective):
+                return
+            self._best = found
+            yield found
+
+
+def _may_be_cut(tried: "Sequence[Tried]", fixed: Fixed) -> bool:
+    """Return whether memory was short, and nothing is fixed that no plan in slices has."""
+    usable = [found for _, found in tried if not isinstance(found, PlanError)]
+    short = len(usable) < len(tried) or any(found.found.tally.too_full for found in usable)
+    is_late = fixed.schedule is not None and has_window(any_schedule(fixed.schedule))
+    return short and not is_late and fixed.stages is None
+
+
+def _names_to_cut(way: "Joining") -> list[str]:
+    """Return the huge parameters of a way's step that can be in slices, and be updated so."""
     from penstock.state.shards import updates_by_number
 
-    usable = [(way, found) for way, found in tried if not isinstance(found, PlanError)]
-    short = len(usable) < len(tried) or any(found.found.tally.too_full for _, found in usable)
-    is_late = fixed.schedule is not None and has_window(any_schedule(fixed.schedule))
-    if not short or objective == "memory" or is_late or fixed.stages is not None:
-        return
-    way, best = min(
-        usable, key=lambda row: row[1].best.score(objective), default=(tried[0][0], None)
-    )
     names = _can_be_cut(way.captured)
-    if not names or not updates_by_number(way.job, way.captured.model):
-        return
-    for count in COUNTS:
-        if is_over():
-            return
-        try:
-            found = search(way, _cut(way.captured, names, count))
-        except (GraphError, PlanError):  # too few rows, or it does not fit either
-            continue
-        if best is not None and not _is_better(found, best, objective):
-            return
-        best = found
-        yield found
+    return names if names and updates_by_number(way.job, way.captured.model) else []
 
 
 def _is_better(found: "Option", best: "Option", objective: Objective) -> bool:

@@ -82,7 +82,7 @@ def _planned(
     """Return the plan, all that was found, and what the plan rests on."""
     with face.loading():
         from penstock.choose.keys import cut_alike, traced_keys, with_keys
-        from penstock.choose.other_machines import Looking, planning
+        from penstock.choose.other_machines import Looking, hands, planning
 
     room, units = flag_text.memory_asked(options.get("memory")), options.get("units")
     cut = flag_text.units_asked(None if units is None else str(units))
@@ -105,7 +105,7 @@ def _planned(
     made = planning(first, None if file is None else there, fixed, looking)
     _check_stages(made.captured.graph, fixed.stages)
     there, tight = there.within(room), there.within(flag_text.to_fill(room))
-    machines = Machines(tight, device_kinds.profiled, view.TERMINAL)
+    machines = Machines(tight, device_kinds.profiled, view.TERMINAL, hands(tight))
 
     def found_by(fixed: Fixed) -> tuple[Plan, Searched]:
         found = best(made.job, fixed, made.captured, machines, aim)

@@ -5,11 +5,11 @@ of placement that its inputs need.  What was changed once is there for all who r
 """
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from types import MappingProxyType
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, final
 
 from torch import fx
 
@@ -79,6 +79,38 @@ class Layout:
     wanted: dict[fx.Node, set[Placement]] = field(default_factory=dict[fx.Node, set[Placement]])
 
 
+@final
+class _SeenStates(Mapping[fx.Node, State]):
+    """Where values are, and which of them somebody has asked for; None: it was nowhere yet."""
+
+    def __init__(self, states: States) -> None:
+        self._states = states
+        self.seen: dict[fx.Node, State | None] = {}
+
+    def __getitem__(self, node: fx.Node) -> State:
+        state = self.seen[node] = self._states.get(node)
+        if state is None:
+            raise KeyError(node)
+        return state
+
+    def __iter__(self) -> Iterator[fx.Node]:
+        return iter(self._states)
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+
+class _KnownChoices(NamedTuple):
+    """The choices of an op where the values that they depend on are so."""
+
+    seen: tuple[tuple[fx.Node, State | None], ...]
+    choices: list[OpChoice]
+
+    def hold(self, states: States) -> bool:
+        """Return whether they are those for these states, too."""
+        return all(states.get(node) == state for node, state in self.seen)
+
+
 class Placing:
     """The pass over one step; it is used for many choices of what is held in slices.
 
@@ -114,6 +146,7 @@ class Placing:
         read = {k for n in graph.nodes if n.phase == "F" and n.kind == "op" for k in n.inputs}
         self._used = {n.name for at, n in enumerate(graph.nodes) if at in read}
         self.shapes = {node: shape_of(node) for node in nodes}
+        self._known: dict[fx.Node, list[_KnownChoices]] = {}
 
     def is_used(self, name: str) -> bool:
         """Return whether an op of the forward pass reads a parameter."""
@@ -178,10 +211,18 @@ class Placing:
         return best
 
     def _choices(self, made: Layout, node: fx.Node) -> list[OpChoice]:
-        every = choices(node, made.states, self.ranks)
+        """Return the choices of an op; one pass differs from the next in a few values only."""
+        rows = self._known.setdefault(node, [])
+        for row in rows:
+            if row.hold(made.states):
+                return row.choices
+        states = _SeenStates(made.states)
+        every = choices(node, states, self.ranks)
         if self.tokens:
-            every += token_choices(node, made.states, self.ranks)
-        return [each for each in every if not each.spreads or (self.spread and not self.tokens)]
+            every += token_choices(node, states, self.ranks)
+        able = [each for each in every if not each.spreads or (self.spread and not self.tokens)]
+        rows.append(_KnownChoices((*states.seen.items(),), able))
+        return able
 
     def _begin(self, node: fx.Node) -> Placement:
         is_input = self.tokens and self.rows[node].kind == "input"
