@@ -382,7 +382,7 @@ def best(
     return _best_of_tried(tried, captured, _Searching(fixed, there, aim, errands))
 
 
-class _Tried(NamedTuple):
+class _FoundWays(NamedTuple):
     """What was found with each way, in slices too, and why others cannot be.
 
     rows:     of the ways of joining micro-batches, what is whole.
@@ -394,7 +394,7 @@ class _Tried(NamedTuple):
     degrees: DegreeSearch
 
 
-def _tried(job: Job, captured: "Capture", searching: "_Searching") -> _Tried:
+def _tried(job: Job, captured: "Capture", searching: "_Searching") -> _FoundWays:
     """Return what is found with all ways that are worth a search."""
     fixed, there, aim, errands = searching
     start, rows = time.perf_counter(), list(_options(job, captured, searching))
@@ -413,10 +413,10 @@ def _tried(job: Job, captured: "Capture", searching: "_Searching") -> _Tried:
     options += slices.options(is_over)
     if not any(aim.is_brief(option.best.step_s) for option in options):
         options += divided
-    return _Tried(tried, whole, options, degrees)
+    return _FoundWays(tried, whole, options, degrees)
 
 
-def _best_of_tried(made: _Tried, captured: "Capture", searching: "_Searching") -> Searched:
+def _best_of_tried(made: _FoundWays, captured: "Capture", searching: "_Searching") -> Searched:
     """Return the best of what was tried, with the reasons.
 
     Raises:   PlanError: there is none.

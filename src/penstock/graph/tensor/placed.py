@@ -100,11 +100,19 @@ class _SeenStates(Mapping[fx.Node, State]):
         return len(self._states)
 
 
+class _PricedChoice(NamedTuple):
+    """A way to compute an op, with the seconds of the op and of what is collected within."""
+
+    choice: OpChoice
+    op_s: float
+    collects_s: float
+
+
 class _KnownChoices(NamedTuple):
     """The choices of an op where the values that they depend on are so."""
 
     seen: tuple[tuple[fx.Node, State | None], ...]
-    choices: list[OpChoice]
+    choices: list[_PricedChoice]
 
     def hold(self, states: States) -> bool:
         """Return whether they are those for these states, too."""
@@ -147,6 +155,7 @@ class Placing:
         self._used = {n.name for at, n in enumerate(graph.nodes) if at in read}
         self.shapes = {node: shape_of(node) for node in nodes}
         self._known: dict[fx.Node, list[_KnownChoices]] = {}
+        self._whole: dict[fx.Node, _PricedChoice] = {}
 
     def is_used(self, name: str) -> bool:
         """Return whether an op of the forward pass reads a parameter."""
@@ -202,15 +211,18 @@ class Placing:
         made.states[node] = state[at] if isinstance(state, tuple) else state  # pyright: ignore
 
     def _cheapest(self, made: Layout, there: There, node: fx.Node) -> OpChoice:
-        whole = OpChoice(dict.fromkeys(node.all_input_nodes, WHOLE), self._whole_state(node))
+        whole = self._whole.get(node)
+        if whole is None:
+            wants = dict.fromkeys(node.all_input_nodes, WHOLE)
+            whole = self._whole[node] = self._priced(node, OpChoice(wants, self._whole_state(node)))
         best, least = whole, self._cost(made, there, node, whole)
         for choice in self._choices(made, node):
             if (cost := self._cost(made, there, node, choice)) < least:
                 best, least = choice, cost
         made.seconds += least
-        return best
+        return best.choice
 
-    def _choices(self, made: Layout, node: fx.Node) -> list[OpChoice]:
+    def _choices(self, made: Layout, node: fx.Node) -> list[_PricedChoice]:
         """Return the choices of an op; one pass differs from the next in a few values only."""
         rows = self._known.setdefault(node, [])
         for row in rows:
@@ -221,8 +233,9 @@ class Placing:
         if self.tokens:
             every += token_choices(node, states, self.ranks)
         able = [each for each in every if not each.spreads or (self.spread and not self.tokens)]
-        rows.append(_KnownChoices((*states.seen.items(),), able))
-        return able
+        priced = [self._priced(node, each) for each in able]
+        rows.append(_KnownChoices((*states.seen.items(),), priced))
+        return priced
 
     def _begin(self, node: fx.Node) -> Placement:
         is_input = self.tokens and self.rows[node].kind == "input"
@@ -232,25 +245,24 @@ class Placing:
         count = count_of(node)
         return (WHOLE,) * count if count else WHOLE
 
-    def _cost(self, made: Layout, there: There, node: fx.Node, choice: OpChoice) -> float:
-        """Return the seconds of an op as chosen, with what has to be changed for it."""
-        phase = self.rows[node].phase
-        cost = sum(
-            self._change_s(made.states, there, source, place, phase)
-            for source, place in choice.wants.items()
-            if (source, place) not in there
-        )
+    def _priced(self, node: fx.Node, choice: OpChoice) -> _PricedChoice:
         outs = choice.out if isinstance(choice.out, tuple) else (choice.out,)
         shares = any(isinstance(place, Slices) for place in (*choice.wants.values(), *outs))
-        part = 1 / self.ranks if shares else 1.0
+        part, collects_s = 1 / self.ranks if shares else 1.0, 0.0
         if choice.several is not None:  # of products of rows, those by experts alone
             part = self.busiest.get(node, part)
-        cost += (self.flop_s[node] + self.memory_s[node]) * part
-        if choice.several is not None:
             _, summed, gathered, scattered = choice.several
             sent = 2 * summed, gathered, scattered
-            cost += sum(self._collect_s(each) for each in sent if each)
-        return cost
+            collects_s = sum(self._collect_s(each) for each in sent if each)
+        return _PricedChoice(choice, (self.flop_s[node] + self.memory_s[node]) * part, collects_s)
+
+    def _cost(self, made: Layout, there: There, node: fx.Node, priced: _PricedChoice) -> float:
+        """Return the seconds of an op as chosen, with what has to be changed for it."""
+        states, phase, cost = made.states, self.rows[node].phase, 0.0
+        for source, place in priced.choice.wants.items():
+            if (source, place) not in there:
+                cost += self._change_s(states, there, source, place, phase)
+        return cost + priced.op_s + priced.collects_s
 
     def _collect_s(self, size_bytes: float) -> float:
         share = (self.ranks - 1) / self.ranks
