@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
@@ -127,7 +128,7 @@ def test_choice_is_that_of_searches_one_after_another(case, monkeypatch):
 
 
 def test_a_refusal_is_told_as_one_after_another_tells_it():
-    job, fixed, problems = layered(2, samples=2), Fixed(ranks=2, replicas=2), []
+    job, fixed, problems = layered(2, samples=2), replace(WHOLE, ranks=2, replicas=2), []
     for hands in (1, 3):
         with pytest.raises(MemoryShortError) as caught:
             best(job, fixed, capture(job), machines(hands, memory=KiB))
