@@ -548,3 +548,19 @@ def test_mode_that_looks_for_anomalies_does_not_keep_a_model_from_being_traced()
     with torch.autograd.set_detect_anomaly(mode=True):
         assert trace(JOBS["blocks"]).gradients
         assert torch.is_anomaly_enabled()
+
+
+def test_the_module_that_a_job_hands_over_has_its_buffers_as_they_were():
+    """What no way of tracing takes is computed once as it is, be it of the module in hand."""
+    module = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+
+    def loss(model, batch):
+        out = model(batch).square().mean()
+        return out, {"share": out.detach().item()}
+
+    rows = lambda start: iter([torch.randn(6, 4)] * 9)  # noqa: E731
+    job = Job(lambda: module, loss, rows, lambda ps: torch.optim.SGD(ps, lr=0.1))
+    assert capture(job).graph
+    for name, buffer in module.named_buffers():
+        assert torch.equal(buffer, before[name]), name

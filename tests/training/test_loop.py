@@ -31,6 +31,12 @@ losses, total, OPEN = [], 0.0, {}
 def scaled(value):
     return value * 0.5 + model[4].weight.square().mean()
 
+FACTORS = {"mean": 1.0}
+HISTORY = {"share": []}
+
+def weighted(value):
+    return value * FACTORS["mean"]
+
 class Plain:
     def __enter__(self):
         return [batch for _ in range(2) for batch in loader]
@@ -233,6 +239,19 @@ def test_what_follows_the_update_is_said_of_each_step(monkeypatch, tmp_path):
     assert list(figures) == ["right"]
 
 
+def test_numbers_of_the_loss_are_numbers_behind_it(monkeypatch, tmp_path):
+    rows = [{"step": 1, "loss": 2.0, "share": 0.5, "mean": 0.25, "size": 3.0}]
+    body = "logits = model(x)\nshare = logits.mean().item()\nmean = float(logits.mean())\n"
+    body += "size = logits.norm().item()\nsize = logits.norm()\n" + LOSS + STEP
+    body += "losses.append((share, mean, size))\nHISTORY['share'].append(share)\n"
+    text = loop_of(body)
+    _, names = taken(monkeypatch, tmp_path, text, rows)
+    ((share, mean, size),) = names["losses"]
+    assert (share, mean, type(share), type(mean)) == (0.5, 0.25, float, float)
+    assert isinstance(size, torch.Tensor)
+    assert names["HISTORY"] == {"share": [0.5]}
+
+
 TESTS = [
     ("(k - 2) % 4 == 0", 4),
     ("not (k + 2) % 4", 4),
@@ -403,6 +422,26 @@ REFUSED = {
     "an end": (LOSS + STEP + "if loss.item() < 1:\n    break", "number of steps is known"),
     "left out": ("if x.sum() > 0:\n    continue\n" + LOSS + STEP, "number of steps is known"),
     "a count": ("total += 1\n" + LOSS + STEP, "goes on from step to step"),
+    "a mean that goes on": (
+        LOSS.replace("loss = ", "loss = (1 + total) * ") + STEP + "total = 0.9 * loss.item()",
+        "`total` is set from step to step",
+    ),
+    "a list that grows": (
+        "weight = 1 / (1 + len(losses))\n" + LOSS + STEP + "losses.append(loss.item())",
+        "`losses` is set from step to step",
+    ),
+    "an entry by name": (
+        LOSS.replace("loss = ", "loss = OPEN.get(0, 1) * ") + STEP + "OPEN[0] = loss.item()",
+        "`OPEN` is set from step to step",
+    ),
+    "what a function reads": (
+        "loss = weighted(model(x).square().mean())\n" + STEP + "FACTORS['mean'] = loss.item()",
+        "`FACTORS` is set from step to step",
+    ),
+    "a list that grows before": (
+        LOSS + "losses.append(loss.item())\n" + STEP + "print(losses)",
+        "`losses` is changed with the loss",
+    ),
     "a look at the optimizer": (
         LOSS + STEP + "print(optimizer.param_groups[0]['lr'])",
         "`optimizer.*in its own way",

@@ -284,11 +284,20 @@ def _for_answers(step: "_TracedStep") -> Capture:
 def _run_eagerly(job: Job) -> tuple[str, ...]:
     """Compute the loss of the first batch without tracing: failures here are the job's own.
 
-    Return the names of its figures.
+    Return the names of its figures.  The buffers of the model, which may be the one that is then
+    trained, are as they were.
 
     Raises:   JobError: the model or the loss raises; the message names the line.
     """
-    return _figures_of(job, *build(job))
+    model, batch = build(job)
+    rows = [(each, *row) for each in model.modules() for row in each.named_buffers(recurse=False)]
+    before = [buffer.detach().clone() for _, _, buffer in rows]
+    try:
+        return _figures_of(job, model, batch)
+    finally:
+        with torch.no_grad():
+            for (module, name, buffer), value in zip(rows, before, strict=True):
+                setattr(module, name, buffer.copy_(value))
 
 
 def _figures_of(job: Job, model: nn.Module, batch: Any) -> tuple[str, ...]:

@@ -2,8 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
-from itertools import accumulate
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -44,10 +43,21 @@ def whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         else:
             found[key] = value
     for (key, _, shape, order), row in parts.items():
-        ordered = [row[start].reshape(-1) for start in sorted(row)]
-        ends = list(accumulate(len(part) for part in ordered))
-        if sorted(row) != [0, *ends[:-1]] or ends[-1] != math.prod(shape):
-            message = f"the checkpoint holds {ends[-1]} numbers of {key}, which has {list(shape)}"
-            raise CheckpointError(message, hint="a part of it is missing: use an older one")
-        found[key] = out_of_order(torch.cat(ordered), shape, order)
+        found[key] = out_of_order(_joined(key, shape, row), shape, order)
     return found
+
+
+def _joined(key: str, shape: Sequence[int], row: Mapping[int, Tensor]) -> Tensor:
+    """Return the numbers of a tensor, of its parts by where they start.
+
+    Two stages that share a parameter divide it each in its own way: its parts overlap, and have
+    the same numbers.  Where one of them ends the same stage has another, or that starts there too.
+    """
+    ordered, end, size = list[Tensor](), 0, math.prod(shape)
+    while end < size and (part := row.get(end)) is not None and part.numel():
+        ordered.append(part.reshape(-1))
+        end += part.numel()
+    if end != size:
+        message = f"the checkpoint holds {end} numbers of {key}, which has {[*shape]}"
+        raise CheckpointError(message, hint="a part of it is missing: use an older one")
+    return torch.cat(ordered or [part.reshape(-1) for part in row.values()])

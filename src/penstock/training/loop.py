@@ -224,7 +224,9 @@ class _Following:
         if self.body.of_loss:
             self.names[self.body.of_loss] = torch.tensor(row["loss"], dtype=torch.float64)
         for name in self.body.figures:
-            self.names[name] = torch.tensor(row[name], dtype=torch.float64)
+            is_number = name in self.body.numbers
+            value = torch.tensor(row[name], dtype=torch.float64)
+            self.names[name] = value.item() if is_number else value
         if self.body.counts is not None:
             name, first = self.body.counts
             self.names[name] = first + self.body.summed * int(row["step"] or 0) - 1

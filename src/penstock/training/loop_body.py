@@ -16,10 +16,21 @@ import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, NoReturn, TypeAlias, cast, get_args
+from functools import partial
+from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn, TypeAlias, cast, get_args
 
 from penstock.errors import JobError
 from penstock.training.accumulated import RATES, WRITE, is_sum_of, num_summed, updated_in
+from penstock.training.loop_names import (
+    CHANGES,
+    changed_in,
+    is_kept_in,
+    names_read_in,
+    numbers_of,
+)
+
+if TYPE_CHECKING:
+    from torch import nn
 
 Role = Literal["backward", "step", "clip", "schedule", "zero", "mode", "other"]
 MODEL, BATCH = "_model", "_batch"  # of the loss that is made
@@ -91,6 +102,7 @@ class LoopBody(NamedTuple):
     free:       names that it takes from the function around it.
     of_loss:    the name of what backward is called on; "": it has none.
     figures:    names that the loss sets and `after` reads.
+    numbers:    those of them that are Python's numbers, not tensors.
     after:      what is said of each step.
     counts:     the name that counts the steps, if one does, and its first value.
     clip:       the largest norm, as it is written.
@@ -105,6 +117,7 @@ class LoopBody(NamedTuple):
     free: tuple[str, ...]
     of_loss: str
     figures: tuple[str, ...]
+    numbers: frozenset[str]
     after: tuple[ast.stmt, ...]
     counts: tuple[str, int] | None
     clip: ast.expr | None
@@ -248,6 +261,7 @@ class _BodyReader:
         self._check_flow([*before, *after])
         self._check_before(before)
         self._check_after(after)
+        self._check_told(before, after, loss)
         self._check_kept(before, after, loss)
         function = self._function(before, loss, figures)
         return LoopBody(
@@ -256,6 +270,7 @@ class _BodyReader:
             self._free(function),
             loss.id if isinstance(loss, ast.Name) else "",
             figures,
+            numbers_of(before) & {*figures},
             tuple(after),
             self.index,
             _second(clips[0]) if clips else None,
@@ -493,6 +508,33 @@ class _BodyReader:
                 if isinstance(node, ast.Call):
                     self._check_call(stmt, node)
 
+    def _check_told(
+        self, before: Sequence[ast.stmt], after: Sequence[ast.stmt], loss: ast.expr
+    ) -> None:
+        """Raise where the loss reads what a step has told, or tells what is read elsewhere."""
+        known = partial(self.scope.of, hidden=self.hidden)
+        given, read = _stored([self.target]), set[str]()
+        for stmt in (*before, ast.Expr(loss)):
+            read |= _loaded([stmt]) - given
+            heard = changed_in(stmt, known) - given - _stored([stmt])
+            if lost := sorted(heard & (self.behind | _loaded(after)) - self._trained_names()):
+                hint = "put it behind optimizer.step(), where each step is told of"
+                _refuse(stmt, f"`{lost[0]}` is changed with the loss, which others compute", hint)
+            given |= _stored([stmt])
+        known_names = cast("dict[str, object]", self.scope.globals)
+        model = cast("nn.Module", self.objects.model)
+        functions = [self.scope.of(ast.Name(name, ast.Load())) for name in read]
+        read |= names_read_in([*functions, *map(type, model.modules())], known_names)
+        for stmt in after:
+            if told := sorted(read & (changed_in(stmt, known) | _stored([stmt]))):
+                hint = "keep it in a buffer of the model that the loss sets"
+                _refuse(stmt, f"`{told[0]}` is set from step to step, and the loss reads it", hint)
+
+    def _trained_names(self) -> frozenset[str]:
+        """Return the names of what is trained, and of its parts."""
+        each = (*self.scope.globals.items(), *self.scope.locals.items())
+        return frozenset(name for name, found in each if self.objects.is_trained(found))
+
     def _check_kept(
         self, before: Sequence[ast.stmt], after: Sequence[ast.stmt], loss: ast.expr
     ) -> None:
@@ -522,6 +564,12 @@ class _BodyReader:
             root = root.func if isinstance(root, ast.Call) else root.value
         if not isinstance(root, ast.Name) or root.id in self.hidden:
             return
+        match call.func:
+            case ast.Attribute(value=ast.Subscript(value=ast.Name()), attr=name):
+                if name in CHANGES and is_kept_in(self.scope.of(root)):
+                    return
+            case _:
+                pass
         found = self.scope.of(call.func, self.hidden)
         owner = getattr(found, "__self__", None)
         module = getattr(found, "__module__", None) or ""
