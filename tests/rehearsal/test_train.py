@@ -153,6 +153,19 @@ def test_kind_that_torch_does_not_know_trains_as_cuda_does(tmp_path: Path) -> No
         assert last["pageable"] == 0
 
 
+def test_collects_run_on_a_stream_beside_computes(tmp_path: Path) -> None:
+    asked = "--set", "tensor=2", "--set", "units=woven", "--set", "trial=false", "--steps", "2"
+    seen = rehearse(
+        ["train", f"{JOBS}:job", "--ranks", "2", *asked, "--out", "run"], tmp_path, gpus=2
+    )
+    assert seen.code == 0, seen.text
+    assert "equal to the plain loop" in seen.text
+    assert json.loads((tmp_path / "run" / "plan.json").read_text())["schedule"].endswith(" woven")
+    assert seen.races == []
+    assert seen.devices == {0, 1}
+    assert all(last["syncs"] <= 1 for last in seen.last_windows)
+
+
 def test_kind_without_a_row_is_said_to_stay_idle(tmp_path: Path) -> None:
     seen = rehearse(["doctor"], tmp_path, kind="idle")
     assert "an accelerator of kind idle, on which Penstock does not compute" in seen.text
