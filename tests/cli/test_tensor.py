@@ -98,6 +98,14 @@ def test_units_are_woven_where_that_hides_collects_or_is_asked_for(
     done = call("check", JOB, "--set", "stages=1", *asked)
     assert done.code == 0, done.err
     assert "woven" in done.out
+    one = tmp_path / "one.py"
+    one.write_text(WIDE.replace("micro_batches=4", "micro_batches=1"))
+    done = call("plan", one, "--cluster", machines, *asked)
+    assert done.code == 2
+    assert "units are to be woven, and a replica has one micro-batch a step" in done.err
+    done = call("plan", wide, "--cluster", machines, *asked, "--set", "context=1", "--out", file)
+    assert done.code == 0, done.err
+    assert is_woven(Plan.load(file).schedule)
     done = call("train", JOB, "--ranks", "2", "--set", "units=woven", "--set", "tensor=1")
     assert done.code == 2
     assert "no ranks divide ops or tokens" in done.err

@@ -140,6 +140,7 @@ def _fixed(options: Options) -> Fixed:
             options.get("post_validation", False),
             sums=options.get("sums"),
             topology=flag_text.topology_asked(options.get("topology")),
+            woven=options.get("units") == "woven",
         ),
     )
 

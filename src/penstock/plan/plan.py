@@ -439,15 +439,29 @@ def _refined(plan: Plan, graph: Graph, asked: Units) -> Plan:
     return replace(plan, decisions=(*plan.decisions, reason))
 
 
+_NOT_WOVEN = "leave out units"
+
+
+def why_not_woven(plan: Plan) -> PlanError | None:
+    """Return why there are no units of two micro-batches to be done in turn; None: there are."""
+    why = "units are to be woven, and"
+    if plan.tensor == 1:
+        hint = f"{_NOT_WOVEN}, or give tensor or context"
+        return PlanError(f"{why} no ranks divide ops or tokens", hint=hint)
+    if plan.num_ranks > 1:
+        message = f"{why} those of a replica are of {plan.num_ranks} ranks"
+        return PlanError(message, hint=f"{_NOT_WOVEN}, or give stages=1")
+    if max(plan.grid.shares) == 1:
+        hint = f"{_NOT_WOVEN}, or give the job 2 micro_batches or more for each replica"
+        return PlanError(f"{why} a replica has one micro-batch a step", hint=hint)
+    return None
+
+
 def _woven(plan: Plan) -> Plan:
     """Return the plan of ranks that divide ops with units of two micro-batches in turn."""
-    recipe, hint = plan.schedule, "leave out units, or give tensor or context"
-    if plan.tensor == 1:
-        raise PlanError("units are to be woven, and no ranks divide ops or tokens", hint=hint)
-    if plan.num_ranks > 1 or not isinstance(recipe, Recipe):
-        what = "a written schedule" if plan.num_ranks == 1 else f"{plan.num_ranks} ranks"
-        message = f"units are to be woven, and those of a replica are of {what}"
-        raise PlanError(message, hint="leave out units, or give stages=1")
+    recipe, why = plan.schedule, why_not_woven(plan)
+    if why is not None or not isinstance(recipe, Recipe):
+        raise why or PlanError("units of a written schedule are to be woven", hint=_NOT_WOVEN)
     reason = Decision("units", "woven", "user", "requested: of two micro-batches in turn")
     made = plan.changed(schedule=woven(recipe), predicted=None)
     others = (each for each in plan.decisions if each.what != "units")

@@ -81,7 +81,7 @@ def reasons(
         Decision("schedule", _made_for(plan), by(asked), schedule),
         Decision("micro-batches", plan.share_words, *_sharing(plan)),
         Decision("recompute", _yes_no(plan), by(fixed.recompute), again),
-        *_weaving(best, field, judge),
+        *_weaving(best, field, judge, asked=fixed.exchange.woven),
         *_waiting(judge, best, fixed),
         *_copies(best, field, judge, asked),
         *_shards(judge, best),
@@ -200,11 +200,16 @@ def _shards(judge: Judge, best: Candidate) -> Iterator[Decision]:
         yield Decision("parts", f"{', '.join(row)} of what is divided", "search", why)
 
 
-def _weaving(best: Candidate, field: Field, judge: Judge) -> Iterator[Decision]:
+def _weaving(
+    best: Candidate, field: Field, judge: Judge, *, asked: bool
+) -> Iterator[Decision]:
     """Yield whether ranks that divide ops compute one micro-batch while they collect of another."""
     if not any(is_woven(each.schedule) for each in field.plans):
         return
     value = "woven" if is_woven(best.plan.schedule) else "one after the other"
+    if asked:
+        yield Decision("units", value, "user", "asked for")
+        return
     why = _against(best, field, judge, "order of units", lambda plan: is_woven(plan.schedule))
     yield Decision("units", value, "search", why)
 

@@ -18,7 +18,7 @@ from penstock.errors import MemoryShortError, PlanError
 from penstock.extras import has, hint_of
 from penstock.graph.graph import Graph
 from penstock.graph.tensor.cuts import apart_only, collect_points
-from penstock.plan.plan import Plan, Prediction, decide, divided, plan_by_hand
+from penstock.plan.plan import Plan, Prediction, decide, divided, plan_by_hand, why_not_woven
 from penstock.profile.kinds import Profiles
 from penstock.program.passes.offload import Offloaded
 from penstock.program.passes.receive_early import early_on
@@ -283,12 +283,25 @@ class _Cutter:
             except PlanError as problem:  # not with this schedule, or these replicas
                 self.problem = self.problem or problem
                 continue
-            points = collect_points(self.judge.graph)
-            yield from _in_turn(divided(again, self.judge.graph, points)) if points else [again]
+            again = divided(again, self.judge.graph, collect_points(self.judge.graph))
+            yield from self._in_turn(again, asked=exchange.woven)
             if any(word != "none" for word in again.offload) and self.copies_beside(again):
                 yield again.changed(beside=True)
                 if again.far and again.num_stages > again.num_ranks:
                     yield again.changed(beside=True, prefetch=1)
+
+    def _in_turn(self, plan: Plan, *, asked: bool) -> Iterator[Plan]:
+        """Yield a plan and, where ranks divide ops, the one that collects beside computes.
+
+        asked:  of those only that one is wanted.
+        """
+        asked, recipe, why = asked and plan.tensor > 1, plan.schedule, why_not_woven(plan)
+        if not asked:
+            yield plan
+        if why is None and isinstance(recipe, Recipe):
+            yield plan.changed(schedule=woven(recipe))
+        elif asked:
+            self.problem = self.problem or why
 
     def _offloading(self, bare: Plan, what: Offloaded | None) -> Plan:
         """Return the plan with what is asked for in far memory; parts of weights, if any.
@@ -355,14 +368,6 @@ class _Cutter:
                 found = None
             self._cuts[devices, portions] = found
         return self._cuts[devices, portions]
-
-
-def _in_turn(plan: Plan) -> Iterator[Plan]:
-    """Yield a plan of ranks that divide ops, and the one that collects beside computes."""
-    yield plan
-    recipe, several = plan.schedule, max(plan.grid.shares) > 1
-    if several and plan.num_ranks == 1 and isinstance(recipe, Recipe):
-        yield plan.changed(schedule=woven(recipe))
 
 
 def _none_fits(found: Sequence[Candidate]) -> PlanError:

@@ -55,12 +55,15 @@ class RankExchange(NamedTuple):
     wire:      fewest bits of a number in messages there and back, as in a plan.
     sums:      as in a plan.
     topology:  as in a plan, or "fastest".
+    woven:     whether those that divide ops compute one micro-batch while they collect of another;
+               else where that is better.
     """
 
     post_validation: bool = False
     wire: tuple[int, int] = (AS_IT_IS, AS_IT_IS)
     sums: str | None = None
     topology: str | None = None
+    woven: bool = False
 
 
 class JobNeeds(NamedTuple):

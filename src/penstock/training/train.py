@@ -272,6 +272,7 @@ def _fixed(options: Options, job: Job, rules: Sequence[Rule], follows: int | Non
             is_validated,
             sums=options.get("sums"),
             topology=flag_text.topology_asked(options.get("topology")),
+            woven=options.get("units") == "woven",
         ),
         needs=JobNeeds(whole=is_elastic),
     )
