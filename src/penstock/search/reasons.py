@@ -200,9 +200,7 @@ def _shards(judge: Judge, best: Candidate) -> Iterator[Decision]:
         yield Decision("parts", f"{', '.join(row)} of what is divided", "search", why)
 
 
-def _weaving(
-    best: Candidate, field: Field, judge: Judge, *, asked: bool
-) -> Iterator[Decision]:
+def _weaving(best: Candidate, field: Field, judge: Judge, *, asked: bool) -> Iterator[Decision]:
     """Yield whether ranks that divide ops compute one micro-batch while they collect of another."""
     if not any(is_woven(each.schedule) for each in field.plans):
         return
