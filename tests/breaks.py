@@ -59,6 +59,14 @@ class Seen(NamedTuple):
 
 BREAKS = (
     Break(
+        "one_half_has_no_other",
+        "choose/joined_counts.py",
+        "    parts = 2 * replicas / job.micro_batches",
+        "    parts = replicas / job.micro_batches",
+        ("tests/choose/test_joined_counts.py",),
+        "a step of one micro-batch has no two halves to be woven",
+    ),
+    Break(
         "neighbours_one_after_the_other",
         "schedule/refine.py",
         "        by = np.lexsort((second, place, pair))",

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from penstock.choose.choose import Machines, SearchAim, best, for_plan, was_brief
-from penstock.choose.joined_counts import in_words, ways_to_divide, ways_to_fit
+from penstock.choose.joined_counts import in_words, ways_to_divide, ways_to_fit, ways_to_weave
 from penstock.cluster import Cluster
 from penstock.errors import MemoryShortError
 from penstock.graph.merge import merged
@@ -79,6 +79,17 @@ def divided(job: Job, parts: int) -> tuple[Job, Capture]:
 )
 def test_micro_batches_are_divided_where_there_are_few(micro_batches, samples, ranks, ways):
     assert ways_to_divide(job_of(micro_batches=micro_batches), Fixed(), samples, ranks) == ways
+
+
+@pytest.mark.parametrize(
+    ("micro_batches", "samples", "replicas", "ways"),
+    [(1, 8, 1, [HALF]), (1, 7, 1, []), (2, 8, 1, []), (1, 8, 2, [QUARTER]), (3, 8, 2, [])],
+)
+def test_each_replica_gets_two_parts_to_weave(micro_batches, samples, replicas, ways):
+    job = job_of(micro_batches=micro_batches)
+    assert ways_to_weave(job, Fixed(tensor=2), samples, replicas) == ways
+    late = Fixed(tensor=2, schedule="pipedream")
+    assert ways_to_weave(job, late, samples, replicas) == []
 
 
 def test_what_takes_whole_micro_batches_only_is_not_divided():

@@ -101,6 +101,10 @@ def test_units_are_woven_where_that_hides_collects_or_is_asked_for(
     one = tmp_path / "one.py"
     one.write_text(WIDE.replace("micro_batches=4", "micro_batches=1"))
     done = call("plan", one, "--cluster", machines, *asked)
+    assert done.code == 0, done.err
+    assert "2 per replica, each of the job's in 2 parts" in done.out
+    one.write_text(one.read_text().replace("randn(64", "randn(63"))
+    done = call("plan", one, "--cluster", machines, *asked)
     assert done.code == 2
     assert "units are to be woven, and a replica has one micro-batch a step" in done.err
     done = call("plan", wide, "--cluster", machines, *asked, "--set", "context=1", "--out", file)

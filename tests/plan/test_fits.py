@@ -170,7 +170,6 @@ REFUSED = {  # what a window, an undone update, one replica and so on have no ro
         "shards",
         "anything far",
         "slices",
-        "divided micro-batches",
         "rounded messages",
         "sums in fewer bits",
         "compiled ops",

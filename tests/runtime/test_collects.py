@@ -2,12 +2,14 @@
 
 from collections import Counter
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from penstock.choose.prepare import joined_step
 from penstock.errors import PlanError
 from penstock.graph.tensor import choose_slices
 from penstock.graph.tensor.choose_slices import by_tensor, held_by
@@ -15,6 +17,7 @@ from penstock.graph.tensor.collect_op import COLLECT
 from penstock.graph.tensor.cuts import apart_only, collect_points
 from penstock.graph.tensor.placed import Placing, RankSpeed
 from penstock.graph.trace import capture
+from penstock.listener import SILENT
 from penstock.plan.lower_plan import lower_plan, stages_of
 from penstock.plan.plan import Plan, divided, plan_by_hand
 from penstock.prove.prove import Planned, prove
@@ -101,6 +104,27 @@ def test_steps_with_sums_by_tokens_are_those_of_the_plain_loop(monkeypatch, name
 def spread_only(placing, groups, picked):
     other = Placing(placing.capture, placing.ranks, placing.prices, spread=True)
     return [other.layout(held_by(groups, picked))]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("transformer", {}),
+        ("attention_dropout", {}),
+        ("tied", {"replicas": 2}),
+        ("rotary", {}),
+    ],
+)
+@pytest.mark.sampled(2)
+def test_halves_of_a_micro_batch_are_woven_too(name, options):
+    parts, replicas = 2, options.get("replicas", 1)
+    job = replace(JOBS[name], micro_batches=replicas, clip_norm=0.05, optimizer=adam)
+    _, halved = joined_step(job, capture(job), Fraction(1, parts), (), SILENT)
+    made = by_tensor(halved, 2, FREE)
+    options = {"num_micro_batches": parts, "replicas": replicas, "clip": True}
+    bare = plan_by_hand(made.graph, [], "gpipe", **options).changed(joined=Fraction(1, parts))
+    plan = divided(bare, made.graph, collect_points(made.graph)).refined(made.graph, "woven")
+    assert not prove(Planned(job, made, plan), (0, 5), launcher=run_threads).problem
 
 
 def test_woven_units_collect_beside_computes():

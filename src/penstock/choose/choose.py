@@ -18,6 +18,7 @@ from penstock.choose.joined_counts import (
     ways_to_divide,
     ways_to_fit,
     ways_to_join,
+    ways_to_weave,
     with_joined,
 )
 from penstock.choose.prepare import joined_step, machines, profiled_here
@@ -572,11 +573,11 @@ def _options(
 
 def _sizes(job: Job, fixed: Fixed, samples: int, ranks: int) -> tuple[list[Taken], list[Taken]]:
     """Return the sizes of micro-batches to try, and those to try where nothing fits."""
-    sizes = [*ways_to_join(job), *ways_to_divide(job, fixed, samples, ranks)]
-    smaller = [k for k in ways_to_fit(job, fixed, samples) if k not in sizes]
-    if (fixed.tensor or 1) > 1:  # no such plan divides micro-batches
-        return [k for k in sizes if k >= 1], []
-    return sizes, [*smaller]
+    across = ranks // (fixed.tensor or 1)
+    sizes = [*ways_to_join(job), *ways_to_divide(job, fixed, samples, across)]
+    if (fixed.tensor or 1) > 1:
+        sizes += [k for k in ways_to_weave(job, fixed, samples, across) if k not in sizes]
+    return sizes, [k for k in ways_to_fit(job, fixed, samples) if k not in sizes]
 
 
 def _found(

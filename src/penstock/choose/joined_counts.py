@@ -59,6 +59,18 @@ def ways_to_fit(job: Job, fixed: "Fixed", samples: int) -> list[Fraction]:
     return [Fraction(1, parts) for parts in _SMALLER if samples % parts == 0]
 
 
+def ways_to_weave(job: Job, fixed: "Fixed", samples: int, replicas: int) -> list[Fraction]:
+    """Return the parts of micro-batches of which each of so many replicas has two a step: one is
+    computed while ranks that divide ops collect of the other.
+
+    None where there are two already, or the plan is one that takes whole ones only.
+    """
+    parts = 2 * replicas / job.micro_batches
+    if parts <= 1 or parts != int(parts) or samples % parts or not may_divide(job, fixed):
+        return []
+    return [Fraction(1, int(parts))]
+
+
 def may_divide(job: Job, fixed: "Fixed") -> bool:
     """Return whether a plan of parts can be what is asked for."""
     is_late = fixed.schedule is not None and has_window(any_schedule(fixed.schedule))

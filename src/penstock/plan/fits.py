@@ -286,7 +286,6 @@ FITS: tuple[Misfit, ...] = (
             ("shards", "stages in shards"),
             ("anything far", "far memory"),
             ("slices", "parameters in slices"),
-            ("divided micro-batches", "parts of micro-batches"),
             ("rounded messages", "rounded messages"),
             ("sums in fewer bits", "sums in fewer bits"),
             ("compiled ops", "compiled ops"),
