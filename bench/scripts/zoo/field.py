@@ -47,7 +47,7 @@ def _batch(index: int) -> tuple[Tensor, Tensor]:
 
 
 def casts_in_its_data_set() -> ps.Job:
-    """a list of dicts; the loss casts an entry and writes its results beside: alike each time"""
+    """a list of dicts; the loss casts an entry and writes its results beside: alike each time."""
     rows = [{"x": _batch(k)[0].double(), "y": _batch(k)[1]} for k in range(7)]
 
     def loss(model, batch):
@@ -60,7 +60,7 @@ def casts_in_its_data_set() -> ps.Job:
 
 
 def visits_in_its_data_set() -> ps.Job:
-    """a list of dicts in which the loss counts how often it has seen each"""
+    """a list of dicts in which the loss counts how often it has seen each."""
     rows = [{"x": _batch(k)[0], "y": _batch(k)[1], "visits": 0} for k in range(3)]
 
     def loss(model, batch):
@@ -78,7 +78,7 @@ class _Sample:
 
 
 def temporal_ensemble() -> ps.Job:
-    """records of a data set keep the mean of their own predictions"""
+    """records of a data set keep the mean of their own predictions."""
     rows = [_Sample(*_batch(k)) for k in range(3)]
 
     def loss(model, batch):
@@ -105,7 +105,7 @@ class _Views(nn.Module):
 
 
 def barlow_twins() -> ps.Job:
-    """the correlation of two views over the batch; layers are used twice"""
+    """the correlation of two views over the batch; layers are used twice."""
 
     def loss(model, batch):
         one, other = batch
@@ -127,7 +127,7 @@ class _Towers(nn.Module):
 
 
 def clamped_logit_scale() -> ps.Job:
-    """two towers; the scale of their logits is clamped by `.data` before it is used"""
+    """two towers; the scale of their logits is clamped by `.data` before it is used."""
 
     def loss(model, batch):
         model.scale.data.clamp_(max=2.65)
@@ -152,7 +152,7 @@ class _ActorCritic(nn.Module):
 
 
 def advantages_backwards_in_time() -> ps.Job:
-    """generalised advantages by a loop from the last step to the first, without gradients"""
+    """generalised advantages by a loop from the last step to the first, without gradients."""
 
     def loss(model, batch):
         states, actions, rewards, ends = batch
@@ -185,7 +185,7 @@ class _Pair(nn.Module):
 
 
 def each_chooses_for_the_other() -> ps.Job:
-    """two nets; each learns from the samples that the other finds easy"""
+    """two nets; each learns from the samples that the other finds easy."""
 
     def loss(model, batch):
         nets = model.one, model.other
@@ -197,7 +197,7 @@ def each_chooses_for_the_other() -> ps.Job:
 
 
 def hard_quantiles() -> ps.Job:
-    """pinball losses at three quantiles; the harder half of all counts"""
+    """pinball losses at three quantiles; the harder half of all counts."""
 
     def loss(model, batch):
         quantiles = torch.tensor([0.1, 0.5, 0.9])
@@ -219,7 +219,7 @@ class _Filled(nn.Module):
 
 
 def missing_values() -> ps.Job:
-    """inputs and targets with NaN; a mean over what is there"""
+    """inputs and targets with NaN; a mean over what is there."""
 
     def loss(model, batch):
         x, y = batch
@@ -260,7 +260,7 @@ class _Lamb(torch.optim.Optimizer):
 
 
 def trust_ratios() -> ps.Job:
-    """LAMB: norms of whole tensors, and steps that the optimizer counts on itself"""
+    """LAMB: norms of whole tensors, and steps that the optimizer counts on itself."""
     return _job(optimizer=_Lamb)
 
 
@@ -284,5 +284,5 @@ class _Lookahead(torch.optim.Optimizer):
 
 
 def slow_weights_in_a_list() -> ps.Job:
-    """an optimizer around another, without Optimizer.__init__; slow weights in a list of its own"""
+    """an optimizer around another, without Optimizer.__init__; it has a list of slow weights."""
     return _job(optimizer=lambda p: _Lookahead(sgd(p)))

@@ -5,6 +5,7 @@ Nothing is measured here for them, so the model is built without values and trac
 larger job it is left out, and the plan says so.
 """
 
+import os
 import resource
 import threading
 from collections.abc import Generator, Sequence
@@ -73,8 +74,8 @@ def hands(cluster: Cluster) -> int:
     One on each core that this process may use, as far as there is memory for as much as it has;
     only where nothing is measured here meanwhile, and a fork lacks no thread.
     """
-    is_alone = threading.active_count() == 1
-    if not (is_elsewhere(cluster) and is_alone and can_fork()):
+    is_alone, has_memory = threading.active_count() == 1, hasattr(os, "memfd_create")
+    if not (is_elsewhere(cluster) and is_alone and has_memory and can_fork()):
         return 1
     room = int(_SHARE * free_bytes()) // max(1, _data_bytes())
     return max(1, min(detect().cores, room))

@@ -12,11 +12,13 @@ import struct
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, cast, final
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast, final
 
 from penstock.errors import PenstockError, RunError
 from penstock.listener import Move
-from penstock.processes.child import Aside
+
+if TYPE_CHECKING:
+    from penstock.processes.child import Aside
 
 _FAR = struct.Struct("qq")  # done, of how many
 _LOOK_S = 0.1
@@ -46,6 +48,8 @@ class Errand(Generic[Result]):
 
     def begin(self) -> None:
         """Fork the process."""
+        from penstock.processes.child import Aside  # it needs torch
+
         self._file, self.is_begun = os.memfd_create("penstock errand"), True
         self._process = Aside(self._run)
 
