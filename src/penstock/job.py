@@ -202,7 +202,9 @@ class Job:
         model, loss, data = unplaced(self.model, self.loss, self.data)
         others = {name: getattr(self, name) for name in _GIVEN if name not in ("loss", "data")}
         given = {**_GIVEN, "loss": "model, batch" if self.carry is None else "model, batch, carry"}
-        for name, each in {**others, "model": model, "loss": loss, "data": data}.items():
+        is_made = isinstance(self.loss, LossTurns | PlacedLoss)  # of losses that were looked at
+        mine = {**others, "model": model, "loss": None if is_made else loss, "data": data}
+        for name, each in mine.items():
             if each is not None:
                 _check_call(name, each, given[name])
 

@@ -17,6 +17,43 @@ from tests.cli.conftest import MLP, Call
 from tests.cli.goes_on import ALL, check_goes_on
 
 JOB = f"{MLP}:adam"
+TOLD = "loss", "acc", "size", "square", "val_acc", "val_square"
+FIGURES = """
+import itertools
+import torch
+from torch import nn
+import penstock as ps
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(64), nn.Linear(64, 256), nn.Linear(256, 64)
+
+    def forward(self, x):
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+def data(start):
+    for k in itertools.count(start):
+        drawn = torch.Generator().manual_seed(k)
+        yield torch.randn(16, 64, generator=drawn), torch.randint(10, (16,), generator=drawn)
+
+
+def loss(model, batch):
+    wide, out = model[0].up(batch[0]), model(batch[0])
+    value = nn.functional.cross_entropy(out, batch[1])
+    sizes = {"size": wide.abs().mean(), "square": wide.square().mean()}
+    return value, {"acc": (out.argmax(-1) == batch[1]).float().mean(), **sizes}
+
+
+def job():
+    model = lambda: nn.Sequential(Block(), Block(), Block(), nn.Linear(64, 10))
+    optimizer = lambda weights: torch.optim.AdamW(weights, lr=1e-3)
+    validation = lambda: itertools.islice(data(1000), 2)
+    more = {"validation": validation, "validate_every": 1}
+    return ps.Job(model, loss, data, optimizer, micro_batches=4, **more)
+"""
 WIDE = """
 import torch
 from torch import nn
@@ -113,6 +150,23 @@ def test_units_are_woven_where_that_hides_collects_or_is_asked_for(
     done = call("train", JOB, "--ranks", "2", "--set", "units=woven", "--set", "tensor=1")
     assert done.code == 2
     assert "no ranks divide ops or tokens" in done.err
+
+
+def test_figures_are_told_wherever_units_are_cut(call: Call, tmp_path: Path) -> None:
+    """A loss that is divided by classes is cut from the figures behind it."""
+    file, found = tmp_path / "figures.py", list[list[dict[str, float]]]()
+    file.write_text(FIGURES)
+    for more in ("tensor=1",), ("tensor=2",), ("tensor=2", "units=woven"):
+        asked = [word for each in more for word in ("--set", each)]
+        out = tmp_path / "-".join(more)
+        done = call("train", file, "--ranks", "2", *asked, "--steps", "3", "--out", out)
+        assert done.code == 0, done.err
+        rows = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+        found.append([{name: row[name] for name in TOLD} for row in rows])
+    plain, *divided = found
+    assert all(0 < row["acc"] < 1 for row in plain)
+    for rows in divided:
+        assert rows == [pytest.approx(row, rel=1e-5) for row in plain]
 
 
 def test_a_divided_plan_that_nobody_asked_for_and_that_differs_is_put_aside(

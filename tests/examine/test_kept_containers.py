@@ -3,7 +3,8 @@
 import itertools
 from collections import OrderedDict, UserDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 import penstock as ps
 from penstock.errors import JobError
+from penstock.examine import data_check, kept_containers
 from penstock.examine.data_check import check_data
 from penstock.examine.kept_containers import WRITTEN, writes_kept_containers
 
@@ -198,6 +200,19 @@ def test_what_is_lost_with_arrays_is_refused():
         check_data(job_of(data, counts), per_step=2)
     assert problem.value.message == WRITTEN
     assert "dict(batch)" in problem.value.hint
+
+
+@pytest.mark.parametrize("loss", [counts, lambda net, batch: mean_square(net, batch["x"])])
+def test_the_authors_own_module_stays_as_it_is_where_nothing_can_be_forked(loss, monkeypatch):
+    for room in data_check, kept_containers:
+        monkeypatch.setattr(room, "can_fork", lambda: False)
+    net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    job = replace(job_of(rows(named), loss), model=lambda: net)
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    with suppress(JobError):
+        check_data(job, per_step=2)
+    for name, value in net.state_dict().items():
+        assert torch.equal(value, before[name]), name
 
 
 def test_a_dict_without_arrays_beside_one_with_some_is_the_data_s_own():

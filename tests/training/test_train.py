@@ -102,7 +102,7 @@ def test_a_short_run_that_goes_on_for_long_is_searched_for_anew(tmp_path, monkey
         ({"schedule": "gpip"}, "there is no schedule 'gpip'"),
         ({"checkpoint_every": 0}, "neither a number of steps nor a time"),
         ({"plan": "no.json"}, "no.json"),
-        ({"units": 0}, "neither block nor a number"),
+        ({"units": 0}, "neither block, woven, nor a number"),
         ({"units": "block", "eager": True}, "trains without a plan"),
         ({"out": __file__}, "is a file, not a folder"),
     ],

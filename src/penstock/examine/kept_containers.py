@@ -13,7 +13,8 @@ anew; a loss that writes into none of the first four.
 import itertools
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -119,17 +120,32 @@ def _computed(job: Job, first: int, batches: Iterable[Any], *, moves: int = 0) -
     moves:    how often the weights have been moved before.
     """
     model, found = build_model(job), Computed()
-    for _ in range(moves):
-        _move(model)
-    for number, batch in enumerate(batches, first):
-        try:
-            with SeededRandom(micro_batch_seed(job.seed, number)):
-                told = repr(float(without_gradients(partial(loss_of, job, model, batch))))
-        except Exception as problem:  # noqa: BLE001 - as whoever computes it next will say
-            told = repr(problem)
-        found.append((told, "".join(_contents(batch))))
-        _move(model)
+    with _as_before(model):  # it may be the author's own
+        for _ in range(moves):
+            _move(model)
+        for number, batch in enumerate(batches, first):
+            try:
+                with SeededRandom(micro_batch_seed(job.seed, number)):
+                    told = repr(float(without_gradients(partial(loss_of, job, model, batch))))
+            except Exception as problem:  # noqa: BLE001 - as whoever computes it next will say
+                told = repr(problem)
+            found.append((told, "".join(_contents(batch))))
+            _move(model)
     return found
+
+
+@contextmanager
+def _as_before(model: nn.Module) -> Generator[None]:
+    """Put the weights and the buffers of a model back at the end."""
+    held = [(each, each.detach().clone()) for each in (*model.parameters(), *model.buffers())]
+    try:
+        yield
+    finally:
+        for each, before in held:
+            if each.shape == before.shape:
+                each.data.copy_(before)  # what looks at it stays
+            else:
+                each.data = before
 
 
 def _move(model: nn.Module) -> None:

@@ -462,11 +462,8 @@ class _Binder:
         loss = self.rank.capture.graph.loss
         if kind == "F" and loss in place and not self.program.grid.slice_of(self.rank.rank):
             consumers.append(self._note_loss(micro_batch, place[loss]))
-            told = self.rank.capture.graph.figures
-            figures = [place[node] for name, node in told if not is_output(name)]
-            outputs = {name: place[node] for name, node in told if is_output(name)}
-            consumers += [self._put_outputs(micro_batch, outputs)] if outputs else []
-            consumers += [self._note_figures(micro_batch, figures)] if figures else []
+        if kind == "F" and stage == self._tells_in():
+            consumers += self._tells(micro_batch, place)
         if kind in ("B", "W"):
             consumers.append(lambda results: frame.clear())
         return tuple(consumers)
@@ -552,6 +549,23 @@ class _Binder:
             losses[step].append(loss)  # 14 in docs/architecture.md
 
         return note
+
+    def _tells_in(self) -> int:
+        """Return the stage of the loss, or behind it of the figures; -1: another rank tells."""
+        if self.program.grid.slice_of(self.rank.rank):
+            return -1
+        told, stages = self.rank.capture.graph.told, self.rank.stages.stages
+        return max(each.index for each in stages if not told.isdisjoint(each.forward.ops))
+
+    def _tells(self, micro_batch: int, place: Mapping[int, int]) -> Iterator[Consumer]:
+        """Yield what puts out, and what notes, the figures of a micro-batch."""
+        told = self.rank.capture.graph.figures
+        figures = [place[node] for name, node in told if not is_output(name)]
+        outputs = {name: place[node] for name, node in told if is_output(name)}
+        if outputs:
+            yield self._put_outputs(micro_batch, outputs)
+        if figures:
+            yield self._note_figures(micro_batch, figures)
 
     def _note_figures(self, micro_batch: int, places: Sequence[int]) -> Consumer:
         noted, pick = self.rank.progress.figures, _picker(places)

@@ -42,6 +42,7 @@ def collect_calls(rank: "Rank", instruction: Collect) -> SumCalls:
     place, rooms = ranks.index(transport.rank), list[tuple[int, CollectRoom]]()
 
     def make() -> None:
+        rooms.clear()  # of a step that was left before it took them
         for value in values:
             rooms.append((value, way.make(frame[value], place, len(ranks), value in copies)))
 
