@@ -3652,8 +3652,8 @@ BREAKS = (
     Break(
         "forked_while_measured",
         "choose/other_machines.py",
-        "if not (is_elsewhere(cluster) and is_alone and can_fork()):",
-        "if not (is_alone and can_fork()):",
+        "if not (is_elsewhere(cluster) and is_alone and has_memory and can_fork()):",
+        "if not (is_alone and has_memory and can_fork()):",
         ("tests/choose/test_ways_beside.py",),
         "ops are measured beside searches that take the cores",
     ),
