@@ -2,6 +2,7 @@
 
 import copy
 import runpy
+import sys
 import textwrap
 
 import pytest
@@ -462,6 +463,194 @@ def test_a_statement_that_no_job_has_is_refused_with_its_line(monkeypatch, tmp_p
         taken(monkeypatch, tmp_path, loop_of(body))
     assert problem.value.message.startswith("line ")
     assert problem.value.hint
+
+
+READ_ELSEWHERE = {  # what the loss reads through other objects; what a step does behind it
+    "a criterion": (
+        "class Crit(nn.Module):\n    def forward(self, o, y):\n"
+        "        return w * F.cross_entropy(o, y)\nw, crit = 1.0, Crit()",
+        "w = w * 0.5",
+    ),
+    "a class above": (
+        "class Above:\n    def __call__(self, o, y):\n        return w * F.cross_entropy(o, y)\n"
+        "class Crit(Above):\n    pass\nw, crit = 1.0, Crit()",
+        "w = w * 0.5",
+    ),
+    "a partial": (
+        "def _c(o, y, k):\n    return W[0] * F.cross_entropy(o, y)\n"
+        "W, crit = [1.0], functools.partial(_c, k=1)",
+        "W[0] = W[0] * 0.5",
+    ),
+    "an argument of a partial": (
+        "def _c(ws, o, y):\n    return ws[0] * F.cross_entropy(o, y)\n"
+        "W = [1.0]\ncrit = functools.partial(_c, W)",
+        "W[0] = W[0] * 0.5",
+    ),
+    "an alias": (
+        "def crit(o, y):\n    return ws[0] * F.cross_entropy(o, y)\nws = [1.0]\nalias = ws",
+        "alias[0] = alias[0] * 0.5",
+    ),
+    "an alias of the loop": (
+        "def crit(o, y):\n    return ws[0] * F.cross_entropy(o, y)\nws = [1.0]",
+        "alias = ws\nalias[0] = alias[0] * 0.5",
+    ),
+    "an item of the loop": (
+        "def crit(o, y):\n    return ws[0] * F.cross_entropy(o, y)\nws = [1.0]\nall = [ws]",
+        "for one in all:\n    one[0] = 0.5",
+    ),
+    "an alias inside": (
+        "def crit(o, y):\n    return ws[0] * F.cross_entropy(o, y)\nws = [1.0]\nall = {'a': [ws]}",
+        "all['a'][0][0] = 0.5",
+    ),
+    "a list that it keeps": (
+        "class Crit:\n    def __init__(self):\n        self.ws = W\n"
+        "    def __call__(self, o, y):\n        return self.ws[0] * F.cross_entropy(o, y)\n"
+        "W = [1.0]\ncrit = Crit()",
+        "W[0] = W[0] * 0.5",
+    ),
+    "a slot": (
+        "class Crit:\n    __slots__ = ('ws',)\n"
+        "    def __call__(self, o, y):\n        return self.ws[0] * F.cross_entropy(o, y)\n"
+        "W, crit = [1.0], Crit()\ncrit.ws = W",
+        "W[0] = W[0] * 0.5",
+    ),
+    "a closure": (
+        "def made(ws):\n    def c(o, y):\n        return ws[0] * F.cross_entropy(o, y)\n"
+        "    return c\nW = [1.0]\ncrit = made(W)",
+        "W[0] = W[0] * 0.5",
+    ),
+    "a default": (
+        "W = [1.0]\ndef crit(o, y, ws=W):\n    return ws[0] * F.cross_entropy(o, y)",
+        "W[0] = W[0] * 0.5",
+    ),
+    "a wrapped function": (
+        "@functools.lru_cache\ndef factor():\n    return W[0]\nW = [1.0]\n"
+        "def crit(o, y):\n    return factor() * F.cross_entropy(o, y)",
+        "W[0] = W[0] * 0.5",
+    ),
+    "a wrapper of a library": (
+        "@torch.enable_grad()\ndef crit(o, y):\n    return W[0] * F.cross_entropy(o, y)\nW = [1.0]",
+        "W[0] = W[0] * 0.5",
+    ),
+    "a property": (
+        "class Cfg:\n    @property\n    def w(self):\n        return W[0]\ncfg, W = Cfg(), [1.0]\n"
+        "def crit(o, y):\n    return cfg.w * F.cross_entropy(o, y)",
+        "W[0] = W[0] * 0.5",
+    ),
+    "a method of a class": (
+        "class cfg:\n    w = 1.0\n    @classmethod\n    def of(cls):\n        return cls.w\n"
+        "def crit(o, y):\n    return cfg.of() * F.cross_entropy(o, y)",
+        "cfg.w = cfg.w * 0.5",
+    ),
+    "the same attribute": (
+        "class cfg:\n    w = 1.0\ndef crit(o, y):\n    return cfg.w * F.cross_entropy(o, y)",
+        "cfg.w *= 0.5",
+    ),
+    "an attribute by its name": (
+        "class cfg:\n    w = 1.0\ndef crit(o, y):\n    return cfg.w * F.cross_entropy(o, y)",
+        "setattr(cfg, 'w', 0.5)",
+    ),
+    "an attribute behind another": (
+        "class Cfg:\n    def __init__(self):\n        self.w = 1.0\n"
+        "    half = property(lambda self: self.w, lambda self, w: setattr(self, 'w', w))\n"
+        "cfg = Cfg()\ndef crit(o, y):\n    return cfg.w * F.cross_entropy(o, y)",
+        "cfg.half = 0.5",
+    ),
+    "an object passed whole": (
+        "class cfg:\n    w = 1.0\ndef factor(one):\n    return one.w\n"
+        "def crit(o, y):\n    return factor(cfg) * F.cross_entropy(o, y)",
+        "cfg.w *= 0.5",
+    ),
+    "a list in place": (
+        "def crit(o, y):\n    return sum(ws) * F.cross_entropy(o, y)\nws = [1.0]\nalias = ws",
+        "alias += [loss.item()]",
+    ),
+    "a module beside": ("import beside\ncrit = beside.crit", "beside.w = beside.w * 0.5"),
+    "a list of a module beside": (
+        "import beside\nfrom beside import W\ncrit = beside.crit",
+        "W[0] = W[0] * 0.5",
+    ),
+}  # fmt: skip
+BESIDE = "w, W = 1.0, [1.0]\ndef crit(o, y):\n    return w * W[0] * (o.sum() - y.sum())\n"
+CRIT = "loss = crit(model(x), y)\n"
+
+
+@pytest.mark.parametrize(("begin", "behind"), READ_ELSEWHERE.values(), ids=READ_ELSEWHERE)
+def test_what_the_loss_reads_through_others_is_not_changed_by_a_step(
+    monkeypatch, tmp_path, begin, behind
+):
+    (tmp_path / "beside.py").write_text(BESIDE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "beside", raising=False)
+    text = f"import functools\n{begin}\n" + loop_of(CRIT + STEP + behind)
+    with pytest.raises(JobError, match="is set from step to step, and the loss reads it"):
+        taken(monkeypatch, tmp_path, text)
+
+
+def test_what_a_function_around_the_loop_gives_its_loss_is_not_changed_by_a_step(
+    monkeypatch, tmp_path
+):
+    for value, behind in (("1.5", "w = w * 0.5"), ("[1.5]", "w[0] = w[0] * 0.5")):
+        begin = (
+            f"w = {value}\ndef crit(o, y):\n    return torch.tensor(w) * F.cross_entropy(o, y)\n"
+        )
+        text = "def main():\n" + textwrap.indent(begin + loop_of(CRIT + STEP + behind), "    ")
+        with pytest.raises(JobError, match="`w` is set from step to step"):
+            taken(monkeypatch, tmp_path, text + "main()\n")
+
+
+TAKEN = {
+    "a criterion of torch": ("crit = nn.CrossEntropyLoss()", "total += loss.item()"),
+    "a criterion of its own": (
+        "class Crit(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.w = [1.0]\n    def forward(self, o, y):\n"
+        "        return SCALE * self.w[0] * F.cross_entropy(o, y)\nSCALE, crit = 0.5, Crit()",
+        "total += loss.item()\nlosses.append(loss.item())\nHISTORY['share'].append(total)",
+    ),
+    "a counter beside": (
+        "class cfg:\n    smooth, steps = 0.1, 0\n"
+        "def crit(o, y):\n    return F.cross_entropy(o, y, label_smoothing=cfg.smooth)",
+        "cfg.steps += 1",
+    ),
+    "a counter in a closure": (
+        "class Cfg:\n    def __init__(self):\n        self.smooth, self.steps = 0.1, 0\n"
+        "def made(cfg):\n    def c(o, y):\n"
+        "        return F.cross_entropy(o, y, label_smoothing=cfg.smooth)\n    return c\n"
+        "cfg = Cfg()\ncrit = made(cfg)",
+        "cfg.steps += 1",
+    ),
+    "a row of what the loss reads": (
+        "class cfg:\n    smooth = 0.1\nfactors = [1.0]\ndef crit(o, y):\n"
+        "    return factors[0] * F.cross_entropy(o, y, label_smoothing=cfg.smooth)",
+        "row = [cfg.smooth, *factors]\nrow.append(loss.item())\ntotal += row[-1]\ncfg.steps = 1",
+    ),
+    "a name that is an attribute": (
+        "def crit(o, y):\n    return F.nll_loss(o.log_softmax(1), y)\nlog_softmax = 0",
+        "log_softmax = loss.item()",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("begin", "behind"), TAKEN.values(), ids=TAKEN)
+def test_what_the_loss_does_not_read_may_be_changed_by_a_step(monkeypatch, tmp_path, begin, behind):
+    rows = [{"step": 1, "loss": 2.0}]
+    stand_in, names = taken(
+        monkeypatch, tmp_path, f"{begin}\n" + loop_of(CRIT + STEP + behind), rows
+    )
+    assert stand_in.job.num_steps == 3
+    told = names["cfg"].steps if "cfg" in names else names.get("log_softmax", names["total"])
+    assert told == (1 if "cfg" in names else 2.0)
+
+
+def test_an_object_may_have_the_model_and_keep_what_is_said(monkeypatch, tmp_path):
+    body = LOSS.replace("model(x)", "self.net(x)") + STEP
+    body += "self.steps += 1\nself.history.append(loss.item())\n"
+    text = "class Trainer:\n    def __init__(self):\n        self.net = model\n"
+    text += "        self.steps, self.history = 0, []\n\n    def fit(self):\n"
+    text += textwrap.indent(loop_of(body), " " * 8) + "\ntrainer = Trainer()\ntrainer.fit()\n"
+    rows = [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}]
+    _, names = taken(monkeypatch, tmp_path, text, rows)
+    assert (names["trainer"].steps, names["trainer"].history) == (2, [2.0, 1.0])
 
 
 BOTH = "opened(epochs=1, num_steps=3)"

@@ -17,20 +17,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn, TypeAlias, cast, get_args
+from typing import Literal, NamedTuple, NoReturn, TypeAlias, cast, get_args
 
 from penstock.errors import JobError
 from penstock.training.accumulated import RATES, WRITE, is_sum_of, num_summed, updated_in
 from penstock.training.loop_names import (
     CHANGES,
+    Change,
+    chains_in,
     changed_in,
+    changes_in,
     is_kept_in,
-    names_read_in,
+    known_part,
     numbers_of,
 )
-
-if TYPE_CHECKING:
-    from torch import nn
+from penstock.training.loop_reads import LoopReads, kept_inside
 
 Role = Literal["backward", "step", "clip", "schedule", "zero", "mode", "other"]
 MODEL, BATCH = "_model", "_batch"  # of the loss that is made
@@ -521,14 +522,51 @@ class _BodyReader:
                 hint = "put it behind optimizer.step(), where each step is told of"
                 _refuse(stmt, f"`{lost[0]}` is changed with the loss, which others compute", hint)
             given |= _stored([stmt])
-        known_names = cast("dict[str, object]", self.scope.globals)
-        model = cast("nn.Module", self.objects.model)
-        functions = [self.scope.of(ast.Name(name, ast.Load())) for name in read]
-        read |= names_read_in([*functions, *map(type, model.modules())], known_names)
+        reads = self._reads([*before, ast.Expr(loss)], read)
         for stmt in after:
-            if told := sorted(read & (changed_in(stmt, known) | _stored([stmt]))):
+            told = _stored([stmt]) & (read | reads.names)
+            told |= {each.name for each in self._changes(stmt) if self._is_read(each, reads, read)}
+            if told:
                 hint = "keep it in a buffer of the model that the loss sets"
-                _refuse(stmt, f"`{told[0]}` is set from step to step, and the loss reads it", hint)
+                _refuse(
+                    stmt, f"`{min(told)}` is set from step to step, and the loss reads it", hint
+                )
+
+    def _reads(self, stmts: Sequence[ast.stmt], names: set[str]) -> LoopReads:
+        """Return what the loss and its functions read, of names that are read from outside."""
+        reads = LoopReads(self.scope.globals, self.scope.locals)
+        for stmt in stmts:
+            for root, attributes in chains_in(stmt):
+                found = self.scope.of(ast.Name(root.id, ast.Load()))
+                if root.id in names and found is not MISSING:
+                    reads.add(found, attributes)
+        reads.add(self.objects.model)
+        return reads
+
+    def _changes(self, stmt: ast.stmt) -> Iterator[Change]:
+        yield from changes_in(stmt, partial(self.scope.of, hidden=self.hidden), MISSING)
+        for node in ast.walk(stmt):
+            if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+                found = self.scope.of(ast.Name(node.target.id, ast.Load()))  # it may be in place
+                if found is not MISSING:
+                    yield Change(node.target.id, (found,), None)
+
+    def _is_read(self, change: Change, reads: LoopReads, names: set[str]) -> bool:
+        if change.owners is not None:
+            return any(reads.has(owner, change.attribute) for owner in change.owners)
+        others = [each for found in self._named(change.name) for each in kept_inside(found)]
+        return change.name in names | reads.names or any(reads.has(one, None) for one in others)
+
+    def _named(self, name: str) -> Iterator[object]:
+        """Yield the objects of before the loop to which it gives another name."""
+        for node in ast.walk(self.node):
+            match node:
+                case ast.Assign(targets=[ast.Name(other)], value=value) if other == name:
+                    yield known_part(value, partial(self.scope.of, hidden=self.hidden), MISSING)[0]
+                case ast.For(target=ast.Name(other), iter=value) if other == name:
+                    yield known_part(value, partial(self.scope.of, hidden=self.hidden), MISSING)[0]
+                case _:
+                    pass
 
     def _trained_names(self) -> frozenset[str]:
         """Return the names of what is trained, and of its parts."""
