@@ -5497,14 +5497,6 @@ BREAKS = (
         "a criterion module whose weight is halved by each step trains without that",
     ),
     Break(
-        "what a decorator wraps is not looked at",
-        "training/loop_reads.py",
-        "            self._left.extend(cells.values())  # what it wraps\n",
-        "",
-        ("tests/training/test_loop.py",),
-        "a loss under `@torch.enable_grad()` reads what a step has told",
-    ),
-    Break(
         "an alias of what a loss reads is another object",
         "training/loop_body.py",
         "            return any(reads.has(owner, change.attribute) for owner in change.owners)\n",

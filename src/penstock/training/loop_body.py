@@ -23,7 +23,7 @@ from penstock.errors import JobError
 from penstock.training.accumulated import RATES, WRITE, is_sum_of, num_summed, updated_in
 from penstock.training.loop_names import (
     CHANGES,
-    Change,
+    LoopChange,
     chains_in,
     changed_in,
     changes_in,
@@ -543,15 +543,15 @@ class _BodyReader:
         reads.add(self.objects.model)
         return reads
 
-    def _changes(self, stmt: ast.stmt) -> Iterator[Change]:
+    def _changes(self, stmt: ast.stmt) -> Iterator[LoopChange]:
         yield from changes_in(stmt, partial(self.scope.of, hidden=self.hidden), MISSING)
         for node in ast.walk(stmt):
             if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
                 found = self.scope.of(ast.Name(node.target.id, ast.Load()))  # it may be in place
                 if found is not MISSING:
-                    yield Change(node.target.id, (found,), None)
+                    yield LoopChange(node.target.id, (found,), None)
 
-    def _is_read(self, change: Change, reads: LoopReads, names: set[str]) -> bool:
+    def _is_read(self, change: LoopChange, reads: LoopReads, names: set[str]) -> bool:
         if change.owners is not None:
             return any(reads.has(owner, change.attribute) for owner in change.owners)
         others = [each for found in self._named(change.name) for each in kept_inside(found)]

@@ -15,7 +15,7 @@ CHANGES = frozenset(name for kind in _KINDS for name in dir(kind)) - {
 }  # methods of containers; of tensors those that end in _
 
 
-class Change(NamedTuple):
+class LoopChange(NamedTuple):
     """What a statement changes in place.
 
     name:       that it stands under.
@@ -41,7 +41,7 @@ def changed_in(stmt: ast.stmt, find: Callable[[ast.expr], object]) -> frozenset[
 
 def changes_in(
     stmt: ast.stmt, find: Callable[[ast.expr], object], missing: object
-) -> Iterator[Change]:
+) -> Iterator[LoopChange]:
     """Yield what a statement changes in place, by what it is.
 
     find:     what an expression is before the loop; `missing`: nobody knows.
@@ -52,14 +52,14 @@ def changes_in(
             continue
         found, at = known_part(owner, find, missing)
         if found is missing:
-            yield Change(root.id, None, attribute)
+            yield LoopChange(root.id, None, attribute)
         elif at is owner:
             is_call = attribute is None and isinstance(found, ModuleType)
             is_plain = attribute is not None and sets_plainly(found, attribute)
             if not is_call:  # `module.append(...)` is a function of it
-                yield Change(root.id, (found,), attribute if is_plain else None)
+                yield LoopChange(root.id, (found,), attribute if is_plain else None)
         else:
-            yield Change(root.id, (*kept_inside(found),), None)
+            yield LoopChange(root.id, (*kept_inside(found),), None)
 
 
 def known_part(
