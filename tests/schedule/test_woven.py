@@ -1,6 +1,7 @@
 """Woven units: two micro-batches in turn, by the definition; refused where there is no turn."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import ScheduleError
 from penstock.schedule import SCHEDULES, Schedule, gpipe, one_f_one_b
-from penstock.schedule.recipe import Recipe, as_cut, is_woven, to_json, woven
+from penstock.schedule.recipe import Recipe, as_cut, is_woven, to_json
 from penstock.schedule.refine import refine
 from tests.program.programs import random_schedule
 
@@ -75,10 +76,10 @@ def test_several_ranks_are_refused() -> None:
 
 def test_a_recipe_says_it_and_is_read_back() -> None:
     recipe = Recipe.parse("gpipe / units 3 woven")
-    assert recipe == woven(Recipe("gpipe", units=(3,)))
+    assert recipe == Recipe("gpipe", units=(3,), woven=True)
     assert is_woven(recipe)
     assert to_json(recipe) == recipe.name == "gpipe / units 3 woven"
-    assert woven(recipe, woven=False).name == "gpipe / units 3"
+    assert replace(recipe, woven=False).name == "gpipe / units 3"
     assert recipe.build(3, 4) == refine(gpipe(1, 4), (3,), woven=True)
     assert as_cut(Recipe("one_f_one_b"), recipe).name == "one_f_one_b / units 3 woven"
     with pytest.raises(ScheduleError, match="gpipe is woven without units"):

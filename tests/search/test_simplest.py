@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from penstock.cluster import Link
 from penstock.plan.plan import divided, plan_by_hand
-from penstock.schedule.recipe import woven
 from penstock.search.judge import Judge
 from penstock.search.search import search
 from penstock.search.shapes import Fixed
@@ -66,7 +65,8 @@ def test_units_are_not_woven_for_less_than_the_error():
     judge = Judge(graph, profile_of(graph, [1.0] * 4), cluster_of(1))
     whole = plan_by_hand(graph, [], "one_f_one_b", num_micro_batches=4)
     plain = divided(whole, graph, range(len(graph.cut_points)))
-    one, other = map(judge.candidate, (plain, plain.changed(schedule=woven(plain.schedule))))
+    woven = plain.changed(schedule=replace(plain.schedule, woven=True))
+    one, other = map(judge.candidate, (plain, woven))
     assert simplest(judge, other, [one], "time", ERROR) is one
     assert simplest(judge, one, [other], "time", ERROR) is one
 

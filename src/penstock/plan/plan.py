@@ -38,7 +38,6 @@ from penstock.schedule.recipe import (
     name_of,
     refined,
     words_of,
-    woven,
 )
 from penstock.schedule.schedule import Schedule
 from penstock.sums import AS_THEY_ARE, SumsKind, SumsWay, sums_way
@@ -463,7 +462,7 @@ def _woven(plan: Plan) -> Plan:
     if why is not None or not isinstance(recipe, Recipe):
         raise why or PlanError("units of a written schedule are to be woven", hint=_NOT_WOVEN)
     reason = Decision("units", "woven", "user", "requested: of two micro-batches in turn")
-    made = plan.changed(schedule=woven(recipe), predicted=None)
+    made = plan.changed(schedule=replace(recipe, woven=True), predicted=None)
     others = (each for each in plan.decisions if each.what != "units")
     return replace(made, decisions=(*others, reason))
 

@@ -2,13 +2,13 @@
 
 A Send blocks while `capacity` messages of its channel (sender, receiver) have no receive posted:
 0 is rendezvous, None never blocks.  A Receive never blocks.  A Compute waits for the messages that
-it uses; an Unshard for all of its members.  A reduction runs on a lane of its rank, which takes one
-after another, each when all of its members have come to it on theirs; a norm, an Unshard, and what
-needs sums (an Update), wait until their rank's lane is empty.  Whatever order the ranks run in, the
-same ranks stop at the same place, so one run decides.  A program that passes with capacity 0 passes
-with every other one: a larger capacity only removes waits.
+it uses; an Unshard, or a Collect, for all of its members.  A reduction runs on a lane of its rank,
+which takes one after another, each when all of its members have come to it on theirs; a norm, an
+Unshard, and what needs sums (an Update), wait until their rank's lane is empty.  Whatever order the
+ranks run in, the same ranks stop at the same place, so one run decides.  A program that passes with
+capacity 0 passes with every other one: a larger capacity only removes waits.
 
-Ignores:  that real sends and gathers go on by themselves, so a program that stops here might not.
+Ignores:  that sends, gathers and collects go on by themselves: what stops here might not.
 """
 
 from typing import NamedTuple

@@ -96,9 +96,9 @@ class Receive(Printed):
 
 @dataclass(frozen=True, slots=True)
 class Collect(Printed):
-    """Collect what `of` made for another stage of its rank, over `edge`, among `ranks`; wait.
+    """Begin to collect what `of` made for another stage of its rank, over `edge`, among `ranks`.
 
-    Each of the ranks, which divide the ops of a stage among them, has made a part of it.
+    Each of these, which divide the ops of a stage, has made a part; what reads it waits for all.
     sum: a summand; each gets the sum.  gather: a slice; each gets all of them.  scatter: a summand;
     each gets its part of the sum.  exchange: a part for each; each gets those meant for it.
     """
@@ -213,7 +213,7 @@ class OpRow(NamedTuple):
     kinds:    those that its action can be of; "F" for an instruction without an action.
     does:     on its rank's clock.  works: has the computing thread for its seconds; sends: hands a
               message over; posts: makes room for one; joins: is a collective, which runs on a lane
-              of its own once all members have reached it; meets: is one that the thread waits for;
+              of its own once all members have reached it; meets: is one that its reader waits for;
               drops: takes no time; begins: likewise,
               and what it begins runs beside the thread, which waits for it at another instruction.
     waits:    inputs: messages and gathered weights; sums: all collectives that were issued.

@@ -254,11 +254,6 @@ def is_woven(of: AnySchedule) -> bool:
     return isinstance(of, Recipe) and of.woven
 
 
-def woven(of: Recipe, *, woven: bool = True) -> Recipe:
-    """Return a recipe of units with those of two micro-batches in turn, or one after the other."""
-    return replace(of, woven=woven)
-
-
 def as_cut(asked: AnySchedule, of: AnySchedule) -> AnySchedule:
     """Return the recipe `asked` with the units of `of`, unless it has its own; a schedule as is."""
     if not isinstance(asked, Recipe) or asked.units:

@@ -26,7 +26,7 @@ from penstock.program.passes.shard import Sharding
 from penstock.rules.rewrite import made_to_keep
 from penstock.rules.rule import Rule
 from penstock.rules.ruled import ASKED, Ruled, ruled
-from penstock.schedule.recipe import Recipe, any_schedule, check_trains, name_of, woven
+from penstock.schedule.recipe import Recipe, any_schedule, check_trains, name_of
 from penstock.search.balance import ANYWHERE, StageEnds, balanced_cuts_on
 from penstock.search.candidate import Candidate, Objective
 from penstock.search.copied import with_copies
@@ -299,7 +299,7 @@ class _Cutter:
         if not asked:
             yield plan
         if why is None and isinstance(recipe, Recipe):
-            yield plan.changed(schedule=woven(recipe))
+            yield plan.changed(schedule=replace(recipe, woven=True))
         elif asked:
             self.problem = self.problem or why
 

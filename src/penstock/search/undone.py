@@ -25,7 +25,6 @@ from penstock.schedule.recipe import (
     name_of,
     trains,
     units_of,
-    woven,
 )
 from penstock.search.balance import balanced_cuts
 from penstock.search.candidate import Candidate
@@ -105,7 +104,7 @@ def _otherwise_in_units(graph: Graph, plan: Plan) -> Iterator[_Other]:
     recipe = plan.schedule
     if isinstance(recipe, Recipe) and is_woven(recipe):
         words = "those of one micro-batch after the other"
-        yield "units", words, lambda: plan.changed(schedule=woven(recipe, woven=False))
+        yield "units", words, lambda: plan.changed(schedule=replace(recipe, woven=False))
     elif units_of(recipe):
         yield "units", "whole stages", lambda: _whole(graph, plan)
 

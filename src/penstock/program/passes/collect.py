@@ -4,7 +4,7 @@
     after    F0.0 sum:F0.0e0r0,1 F1.0
 
 Keeps:   all other instructions, in their order.
-Costs:   the ranks of a tensor axis wait for each other at each of them.
+Costs:   what reads it waits until all ranks of the tensor axis have come there.
 """
 
 from collections.abc import Sequence
